@@ -51,8 +51,7 @@ type Session struct {
 // NewSession grants a lease with ttl and begins to renew it every third of ttl.
 // ctx bounds only the granting. Close the session to end it.
 func NewSession(ctx context.Context, store Store, ttl time.Duration, log *slog.Logger) (*Session, error) {
-	sent := time.Now()
-	id, err := store.GrantLease(ctx, ttl)
+	id, sent, err := grant(ctx, store, ttl)
 	if err != nil {
 		return nil, fmt.Errorf("new session: %w", err)
 	}
@@ -65,6 +64,31 @@ func NewSession(ctx context.Context, store Store, ttl time.Duration, log *slog.L
 	s.cancel = cancel
 	go s.renew(renewCtx, sent)
 	return s, nil
+}
+
+// grant makes a lease and returns when its last grant or renewal was sent. A
+// grant that took long to answer has used much of its time up, so it is renewed
+// before anybody relies on it.
+func grant(ctx context.Context, store Store, ttl time.Duration) (LeaseID, time.Time, error) {
+	for {
+		sent := time.Now()
+		id, err := store.GrantLease(ctx, ttl)
+		if err != nil {
+			return 0, sent, err
+		}
+		for time.Since(sent) > ttl/renewals {
+			sent = time.Now()
+			if err = store.KeepAlive(ctx, id); err != nil {
+				break
+			}
+		}
+		if err == nil {
+			return id, sent, nil
+		}
+		if !errors.Is(err, ErrLeaseExpired) {
+			return 0, sent, err
+		}
+	}
 }
 
 // reach is how long one renewal carries, on this machine's clock.
