@@ -26,7 +26,7 @@ var layers = []string{
 	"admin",
 	"cmd/internal/assemble",
 	"internal/localcluster",
-	"cmd/bookie cmd/broker cmd/magnetar scripts/cluster tests",
+	"cmd/bookie cmd/broker cmd/magnetar cmd/internal/cluster cmd/internal/samples tests/integration",
 }
 
 // walls are imports that would point down and are wrong all the same. A room
