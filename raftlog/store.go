@@ -1,0 +1,216 @@
+package raftlog
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+	"go.etcd.io/bbolt"
+)
+
+// backend is where a group's log, term and vote rest.
+type backend interface {
+	raft.LogStore
+	raft.StableStore
+	Close() error
+}
+
+// logMapBytes is the address space that a log file starts with; growing it
+// blocks readers for a moment.
+const logMapBytes = 64 << 20
+
+// deleteChunk bounds how many entries one transaction deletes, so that a cut of
+// the log never holds an append up for long.
+const deleteChunk = 512
+
+// openBolt opens a group's log file, and makes it if there is none.
+//
+// Without NoFreelistSync every append after a large cut of the log writes the
+// whole list of free pages (743 KiB an append were measured).
+func openBolt(path string) (backend, error) {
+	s, err := raftboltdb.New(raftboltdb.Options{Path: path, BoltOptions: &bbolt.Options{
+		Timeout:         time.Second, // the directory's lock keeps others out; do not wait for ever on the file's
+		NoFreelistSync:  true,
+		FreelistType:    bbolt.FreelistMapType,
+		InitialMmapSize: logMapBytes,
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("open log %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// guardedStore is a group's log and stable store as raft sees it: a cache of the
+// newest entries in front, and a guard around every write.
+//
+// The guard's rule: no write is ever answered with an error. raft would carry on
+// after one, while the disk may hold more or less than raft believes, and it
+// panics where a term cannot be saved. Instead Config.Fatal is called, and if
+// that returns, the write waits until the group closes.
+type guardedStore struct {
+	b     backend
+	cache logCache
+	m     *groupMetrics
+	hang  time.Duration
+	fatal func(error)
+
+	once     sync.Once     // fatal is called once
+	failed   chan struct{} // closed by the first failure
+	released chan struct{} // closed by release: the group is closing, nothing it says leaves the process
+	relOnce  sync.Once
+}
+
+func newGuardedStore(b backend, hang time.Duration, m *groupMetrics, fatal func(error)) *guardedStore {
+	return &guardedStore{
+		b: b, cache: logCache{limit: logCacheBytes}, m: m, hang: hang, fatal: fatal,
+		failed: make(chan struct{}), released: make(chan struct{}),
+	}
+}
+
+// errReleased answers writes that were caught by a failure, once the group's
+// connections are closed.
+var errReleased = errors.New("the log failed before; the group is closing")
+
+// release lets writes go that wait behind a failure. Call it only after the
+// group's connections are closed.
+func (s *guardedStore) release() { s.relOnce.Do(func() { close(s.released) }) }
+
+// fail reports a failure and parks the caller until release.
+func (s *guardedStore) fail(err error) error {
+	s.report(err)
+	<-s.released
+	return errReleased
+}
+
+func (s *guardedStore) report(err error) {
+	s.once.Do(func() {
+		close(s.failed)
+		s.fatal(err)
+	})
+}
+
+// broken reports whether a write failed before; nothing touches the file then.
+func (s *guardedStore) broken() bool {
+	select {
+	case <-s.failed:
+		return true
+	default:
+		return false
+	}
+}
+
+// write runs one change of the file under the watchdog.
+func (s *guardedStore) write(what string, f func() error) error {
+	if s.broken() {
+		return s.fail(nil)
+	}
+	watch := time.AfterFunc(s.hang, func() {
+		s.report(fmt.Errorf("%s hangs for more than %v: the disk does not answer, so this node must not go on leading or voting", what, s.hang))
+	})
+	err := f()
+	watch.Stop()
+	if err != nil {
+		return s.fail(fmt.Errorf("%s: %w: the disk failed, and what it holds is unknown", what, err))
+	}
+	if s.broken() {
+		return s.fail(nil) // the watchdog fired while we wrote
+	}
+	return nil
+}
+
+// FirstIndex implements [raft.LogStore].
+func (s *guardedStore) FirstIndex() (uint64, error) { return s.b.FirstIndex() }
+
+// LastIndex implements [raft.LogStore].
+func (s *guardedStore) LastIndex() (uint64, error) { return s.b.LastIndex() }
+
+// GetLog implements [raft.LogStore]. A missing entry is raft.ErrLogNotFound, any
+// other failure is fatal: raft would panic on it.
+func (s *guardedStore) GetLog(index uint64, log *raft.Log) error {
+	if s.cache.get(index, log) {
+		return nil
+	}
+	err := s.b.GetLog(index, log)
+	if err != nil && !errors.Is(err, raft.ErrLogNotFound) {
+		return s.fail(fmt.Errorf("read log entry %d: %w", index, err))
+	}
+	return err
+}
+
+// StoreLog implements [raft.LogStore].
+func (s *guardedStore) StoreLog(log *raft.Log) error { return s.StoreLogs([]*raft.Log{log}) }
+
+// StoreLogs implements [raft.LogStore].
+func (s *guardedStore) StoreLogs(logs []*raft.Log) error {
+	start := time.Now()
+	if err := s.write("append to the log", func() error { return s.b.StoreLogs(logs) }); err != nil {
+		return err
+	}
+	s.cache.add(logs)
+	n := int64(0)
+	for _, l := range logs {
+		n += int64(len(l.Data))
+	}
+	s.m.storeSeconds.Observe(time.Since(start).Seconds())
+	s.m.storeEntries.Add(float64(len(logs)))
+	s.m.storeBytes.Add(float64(n))
+	return nil
+}
+
+// DeleteRange implements [raft.LogStore]. The front of the log is cut in pieces,
+// each of which leaves a contiguous log; a conflicting tail goes in one.
+func (s *guardedStore) DeleteRange(low, high uint64) error {
+	s.cache.remove(low, high)
+	return s.write("cut the log", func() error {
+		first, err := s.b.FirstIndex()
+		if err != nil {
+			return err
+		}
+		if low > first {
+			return s.b.DeleteRange(low, high)
+		}
+		last, err := s.b.LastIndex()
+		if err != nil {
+			return err
+		}
+		for at, end := first, min(high, last); first > 0 && at <= end; at += deleteChunk {
+			if err := s.b.DeleteRange(at, min(at+deleteChunk-1, end)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Set implements [raft.StableStore]. After a failure it reports success, once
+// the group's connections are closed: raft panics otherwise, and a promise that
+// nobody hears binds nobody.
+func (s *guardedStore) Set(key, val []byte) error {
+	if err := s.write("save term or vote", func() error { return s.b.Set(key, val) }); !errors.Is(err, errReleased) {
+		return err
+	}
+	return nil
+}
+
+// SetUint64 implements [raft.StableStore]; see Set.
+func (s *guardedStore) SetUint64(key []byte, val uint64) error {
+	if err := s.write("save term or vote", func() error { return s.b.SetUint64(key, val) }); !errors.Is(err, errReleased) {
+		return err
+	}
+	return nil
+}
+
+// Get implements [raft.StableStore].
+func (s *guardedStore) Get(key []byte) ([]byte, error) { return s.b.Get(key) }
+
+// GetUint64 implements [raft.StableStore].
+func (s *guardedStore) GetUint64(key []byte) (uint64, error) { return s.b.GetUint64(key) }
+
+// Close closes the file.
+func (s *guardedStore) Close() error {
+	s.release()
+	return s.b.Close()
+}
