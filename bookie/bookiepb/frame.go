@@ -12,9 +12,9 @@ const (
 	// FrameHeaderBytes is what a frame adds to an entry's data.
 	FrameHeaderBytes = 8
 
-	// MaxEntryBytes is the largest entry that is stored: Pulsar's default
-	// message limit thrice, and still inside one gRPC message.
-	MaxEntryBytes = 15 << 20
+	// MaxEntryBytes is the largest entry that is stored: well above Pulsar's
+	// message limit of 5 MiB, and still inside one Raft command of 8 MiB.
+	MaxEntryBytes = 8<<20 - 4<<10
 
 	// BatchBytes and BatchEntries are how much of what waits goes into one
 	// request and into one Raft command. One larger entry goes alone. Beyond
