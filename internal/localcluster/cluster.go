@@ -63,6 +63,10 @@ type Options struct {
 	BookieSet   []string // further "key=value" for every bookie
 	BrokerSet   []string // further "key=value" for every broker
 	ProgressLog func(line string)
+
+	// EndWithParent kills the processes when the program that started them ends, where
+	// the system can do that (Linux). For tests.
+	EndWithParent bool
 }
 
 // Cluster is one cluster's directory, and what is needed to run processes there.
@@ -71,6 +75,8 @@ type Cluster struct {
 	bin      string
 	progress func(line string)
 	reapers  sync.WaitGroup
+
+	endWithParent bool
 
 	mu    sync.Mutex
 	state state // mu guards Formatted; the rest does not change once Open has returned
@@ -98,7 +104,7 @@ func Open(o Options, create bool) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cluster directory %q: %w", o.Dir, err)
 	}
-	c := &Cluster{dir: dir, bin: o.Bin, progress: o.ProgressLog}
+	c := &Cluster{dir: dir, bin: o.Bin, progress: o.ProgressLog, endWithParent: o.EndWithParent}
 	if c.progress == nil {
 		c.progress = func(string) {}
 	}

@@ -84,7 +84,7 @@ func newCluster(t *testing.T, o Options) *Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Bin = t.TempDir()
+	o.Bin, o.EndWithParent = t.TempDir(), true
 	for _, name := range []string{"bookie", "broker"} {
 		if err := os.Symlink(self, filepath.Join(o.Bin, name)); err != nil {
 			t.Fatal(err)

@@ -46,7 +46,7 @@ func (c *Cluster) launch(p Process) error {
 	cmd := exec.Command(c.program(p.Role), c.arguments(p)...) //nolint:noctx,gosec // see above; our own programs
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Dir = c.dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's Ctrl-C is not meant for it
+	cmd.SysProcAttr = Attributes(c.endWithParent)
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.spoken(), err)
 	}

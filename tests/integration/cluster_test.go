@@ -47,7 +47,7 @@ func startCluster(t *testing.T, o localcluster.Options) cluster {
 	if o.PortBase, err = localcluster.FreePortBase(); err != nil {
 		t.Fatal(err)
 	}
-	o.Bin, o.Dir = programs, filepath.Join(t.TempDir(), "cluster")
+	o.Bin, o.Dir, o.EndWithParent = programs, filepath.Join(t.TempDir(), "cluster"), true
 	c, err := localcluster.Open(o, true)
 	if err != nil {
 		t.Fatal(err)

@@ -59,6 +59,7 @@ func launchStandalone(dir string, base int, settings ...string) (*standalone, er
 	defer out.Close()
 	s.cmd = exec.Command(filepath.Join(programs, "magnetar"), args...)
 	s.cmd.Stdout, s.cmd.Stderr = out, out
+	s.cmd.SysProcAttr = localcluster.Attributes(true)
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
 	}
