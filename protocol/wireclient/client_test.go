@@ -235,9 +235,9 @@ func TestLookupFails(t *testing.T) {
 	if err := create(ctx); err == nil || !strings.Contains(err.Error(), "redirected 20 times") {
 		t.Errorf("redirected in a circle: %v", err)
 	}
-	failures := 0
+	var failures atomic.Int32
 	answer(func(r *pulsarpb.CommandLookupTopicResponse) {
-		if failures++; failures > 3 {
+		if failures.Add(1) > 3 {
 			r.Response = pulsarpb.CommandLookupTopicResponse_Connect.Enum()
 			r.BrokerServiceUrl = new(a.URL())
 			return
@@ -245,8 +245,8 @@ func TestLookupFails(t *testing.T) {
 		r.Response = pulsarpb.CommandLookupTopicResponse_Failed.Enum()
 		r.Error, r.Message = pulsarpb.ServerError_ServiceNotReady.Enum(), new("loading")
 	})
-	if err := create(testContext(t)); err != nil || failures != 4 {
-		t.Errorf("broker that becomes ready: %v after %d lookups", err, failures)
+	if err := create(testContext(t)); err != nil || failures.Load() != 4 {
+		t.Errorf("broker that becomes ready: %v after %d lookups", err, failures.Load())
 	}
 }
 
