@@ -36,6 +36,7 @@ type Cursor struct {
 	marked    ledger.Position // guarded by mu: everything at or before it is acknowledged
 	acked     ackSet          // guarded by mu: acknowledged entries after marked, all of them existing
 	read      ledger.Position // guarded by mu: the next entry to deliver is at or after it
+	epoch     uint64          // guarded by mu: rises when read is moved other than by delivery
 	seq       uint64          // guarded by mu: rises with every change of marked or acked
 	resetting bool            // guarded by mu
 	closed    bool            // guarded by mu
@@ -302,13 +303,32 @@ func (c *Cursor) runLocked(l *Layout, at ledger.Position, limit int) (ledger.Pos
 	}
 }
 
-// Advance moves the read position to just after p, an entry that was handed to
-// the consumer. It never moves it back.
-func (c *Cursor) Advance(p ledger.Position) {
+// Begin returns the read position and the epoch to pass to [Cursor.Advance].
+func (c *Cursor) Begin() (ledger.Position, uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if next := p.Next(); next.After(c.read) {
+	return c.layout().Ceil(c.read), c.epoch
+}
+
+// Advance moves the read position to just after p, an entry that was handed to
+// the consumer. It never moves it back, and does nothing if the cursor was
+// rewound or reset since the [Cursor.Begin] that returned epoch: what was read
+// then is to be read again.
+func (c *Cursor) Advance(p ledger.Position, epoch uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if next := p.Next(); epoch == c.epoch && next.After(c.read) {
 		c.read = next
+	}
+}
+
+// Pass moves the read position over p if p is what would be read next. An entry
+// that was replayed need not be delivered once more.
+func (c *Cursor) Pass(p ledger.Position) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.layout().Ceil(c.read) == p {
+		c.read = p.Next()
 	}
 }
 
@@ -318,6 +338,7 @@ func (c *Cursor) Rewind() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.read = c.layout().Next(c.marked)
+	c.epoch++
 }
 
 // MoveTo moves a cursor that is not durable forward, so that it starts at or

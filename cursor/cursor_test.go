@@ -107,10 +107,10 @@ func TestSavesOncePerIntervalAndOnClose(t *testing.T) {
 			if err := c.Ack([]ledger.Position{at(7, ledger.EntryID(i))}); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(400 * time.Millisecond)
+			time.Sleep(410 * time.Millisecond)
 		}
 		time.Sleep(3 * time.Second)
-		// Created at 0; acknowledged at 0, 0.4 ... 3.2; saved at 1, 2, 3 and 4 seconds.
+		// Created at 0; acknowledged at 0, 0.41 ... 3.28; saved at 1, 2, 3 and 4 seconds.
 		var marks []ledger.EntryID
 		for _, s := range store.saves {
 			marks = append(marks, s.MarkDeleted.Entry)
@@ -300,6 +300,26 @@ func TestResetWritesFirst(t *testing.T) {
 			t.Errorf("the record says %v after a failed reset and Close, want 7:1", store.state.MarkDeleted)
 		}
 	})
+}
+
+// TestAdvanceAfterAResetDoesNothing: a read that was going on during a reset must
+// not carry the cursor over what is to be delivered again.
+func TestAdvanceAfterAResetDoesNothing(t *testing.T) {
+	l := ten()
+	c := New("sub", func() *Layout { return l }, at(7, -1))
+	moves := map[string]func(){
+		"reset":  func() { c.Reset(t.Context(), at(7, 0)) },
+		"rewind": c.Rewind,
+	}
+	for name, move := range moves {
+		_, epoch := c.Begin()
+		first, n := c.Next(10)
+		move()
+		c.Advance(at(first.Ledger, first.Entry+ledger.EntryID(n)-1), epoch)
+		if got := c.ReadPosition(); got != at(7, 0) {
+			t.Errorf("%s: read position %v, want 7:0", name, got)
+		}
+	}
 }
 
 func TestDeleteRemovesTheRecordForGood(t *testing.T) {

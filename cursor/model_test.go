@@ -223,6 +223,7 @@ func (w *world) step(t *testing.T, c *Cursor) string {
 // deliver takes the next run and compares it with the next unacknowledged ones.
 func (w *world) deliver(t *testing.T, c *Cursor, all []ledger.Position) string {
 	limit := 1 + w.rng.IntN(4)
+	_, epoch := c.Begin()
 	first, n := c.Next(limit)
 	for w.read < len(all) && w.acked[all[w.read]] {
 		w.read++
@@ -242,7 +243,7 @@ func (w *world) deliver(t *testing.T, c *Cursor, all []ledger.Position) string {
 			t.Fatalf("Next(%d) = %v, %d holds %v, which is acknowledged or out of order", limit, first, n, p)
 		}
 		w.read++
-		c.Advance(p)
+		c.Advance(p, epoch)
 	}
 	return fmt.Sprintf("deliver %v, %d", first, n)
 }

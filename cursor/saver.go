@@ -258,6 +258,7 @@ func (c *Cursor) Reset(ctx context.Context, target ledger.Position) error {
 		return fmt.Errorf("reset cursor %q to %v: %w", c.name, target, err)
 	}
 	c.marked, c.read, c.seq = marked, target, seq
+	c.epoch++
 	c.acked.clear()
 	return nil
 }
