@@ -109,7 +109,7 @@ func (f *fsm) Restore(r io.ReadCloser) error {
 	if err != nil {
 		return err
 	}
-	defer st.Close()
+	defer func() { _ = st.Close() }()
 	restart, err := f.snaps.install(st.pointer, r, st.size, f.log)
 	if err != nil {
 		return err

@@ -34,7 +34,6 @@ type Group struct {
 	in     *instance // guarded by mu; nil while the group restarts and after close
 	events []event   // guarded by mu: what the notifier has to tell
 	wake   chan struct{}
-	closed bool // guarded by mu
 
 	// pending is what a joiner must have applied before it may vote. Guarded by
 	// joining; forgotten with the leadership.

@@ -4,8 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log"
+	"log" //nolint:depguard // a method of hclog.Logger returns one
 	"log/slog"
+	"slices"
 
 	"github.com/hashicorp/go-hclog"
 )
@@ -20,7 +21,7 @@ type raftLogger struct {
 
 var _ hclog.Logger = (*raftLogger)(nil)
 
-func newRaftLogger(l *slog.Logger) hclog.Logger { return &raftLogger{log: l} }
+func newRaftLogger(l *slog.Logger) hclog.Logger { return &raftLogger{log: l.With("source", "raft")} }
 
 func slogLevel(l hclog.Level) slog.Level {
 	switch l {
@@ -48,7 +49,7 @@ func (r *raftLogger) Log(level hclog.Level, msg string, args ...any) {
 		}
 		attrs = append(attrs, slog.Any(key, rendered(args[i+1])))
 	}
-	r.log.LogAttrs(ctx, l, "raft: "+msg, attrs...)
+	r.log.LogAttrs(ctx, l, msg, attrs...) //nolint:sloglint // raft's messages are constants, there
 }
 
 // rendered spells hclog's deferred formats and raft's types.
@@ -108,7 +109,7 @@ func (r *raftLogger) ImpliedArgs() []any { return r.args }
 
 // With implements [hclog.Logger].
 func (r *raftLogger) With(args ...any) hclog.Logger {
-	return &raftLogger{log: r.log.With(args...), name: r.name, args: append(r.args[:len(r.args):len(r.args)], args...)}
+	return &raftLogger{log: r.log.With(args...), name: r.name, args: append(slices.Clip(r.args), args...)}
 }
 
 // Name implements [hclog.Logger].

@@ -32,6 +32,9 @@ const (
 	groupsDir       = "groups"
 	identityVersion = 1
 
+	dirMode  = 0o750
+	fileMode = 0o600
+
 	// MaxGroups bounds the ledger groups of a cluster.
 	MaxGroups = 64
 )
@@ -78,14 +81,14 @@ func Format(dir, cluster, name string, groups int) (Identity, error) {
 	if groups < 1 || groups > MaxGroups {
 		return Identity{}, fmt.Errorf("ledgerGroups is %d: want 1 to %d", groups, MaxGroups)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, dirMode); err != nil {
 		return Identity{}, fmt.Errorf("format %s: %w", dir, err)
 	}
 	lock, err := lockDir(dir)
 	if err != nil {
 		return Identity{}, err
 	}
-	defer lock.Close()
+	defer func() { _ = lock.Close() }()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return Identity{}, fmt.Errorf("format %s: %w", dir, err)
@@ -170,11 +173,11 @@ func saveIdentity(dir string, r identityRecord) error {
 // process ends.
 func lockDir(dir string) (*os.File, error) {
 	path := filepath.Join(dir, lockFile)
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, fileMode)
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil { //nolint:gosec // a file descriptor is small
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("lock %s: %w: another process has this directory open", path, err)
 	}
@@ -184,7 +187,7 @@ func lockDir(dir string) (*os.File, error) {
 // replaceFile writes path so that a crash leaves the old content or the new.
 func replaceFile(path string, content []byte) error {
 	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, fileMode)
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ func (c *logCache) add(logs []*raft.Log) {
 		drop++
 	}
 	c.logs = c.logs[drop:]
-	c.first += uint64(drop) //nolint:gosec // a count of entries
+	c.first += uint64(drop)
 }
 
 // get returns the entry at index, if it is cached.

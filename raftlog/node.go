@@ -37,7 +37,7 @@ type Node struct {
 	pauses   *pauses
 
 	cancel    context.CancelFunc // ends background
-	ctx       context.Context    //nolint:containedctx // the node's life: its loops outlive the ctx of Open
+	ctx       context.Context    // the node's life: its loops outlive the ctx of Open
 	loops     sync.WaitGroup     // joiner, balancer, supervisors
 	notifiers sync.WaitGroup     // end last, so that watchers hear the end of a leadership
 	stopNotes context.CancelFunc
@@ -64,7 +64,7 @@ func Open(ctx context.Context, cfg Config, l net.Listener) (_ *Node, err error) 
 			n.abort()
 		}
 	}()
-	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
+	if err := os.MkdirAll(cfg.Dir, dirMode); err != nil {
 		return nil, fmt.Errorf("open bookie directory: %w", err)
 	}
 	if n.lock, err = lockDir(cfg.Dir); err != nil {
@@ -94,7 +94,7 @@ func Open(ctx context.Context, cfg Config, l net.Listener) (_ *Node, err error) 
 	if err := n.openGroups(rec); err != nil {
 		return nil, err
 	}
-	if err := n.run(); err != nil {
+	if err := n.run(); err != nil { //nolint:contextcheck // ctx bounds the opening, not the loops
 		return nil, err
 	}
 	n.log.Info("bookie opened", "node", n.identity.Node(), "cluster", n.identity.Cluster, "clusterId", n.identity.ClusterID, "groups", len(n.groups))
@@ -104,7 +104,7 @@ func Open(ctx context.Context, cfg Config, l net.Listener) (_ *Node, err error) 
 // openGroups opens every group's files. A directory that is not ready yet gets
 // them made; from then on a missing one is damage.
 func (n *Node) openGroups(rec identityRecord) error {
-	for id := range GroupID(rec.Groups + 1) { //nolint:gosec // at most MaxGroups
+	for id := range GroupID(rec.Groups + 1) {
 		g, err := openGroup(n, id, !rec.Ready, rec.Founder && !rec.Ready)
 		if err != nil {
 			return err
@@ -232,7 +232,7 @@ func (n *Node) handOver(ctx context.Context) {
 func openLog(dir string, fresh bool) (backend, error) {
 	path := filepath.Join(dir, logFile)
 	if fresh {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+		if err := os.MkdirAll(dir, dirMode); err != nil {
 			return nil, err
 		}
 	} else if _, err := os.Stat(path); err != nil {

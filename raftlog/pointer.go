@@ -46,7 +46,7 @@ func (p pointer) encode() []byte {
 	b = binary.BigEndian.AppendUint64(b, uint64(p.term))
 	b = binary.BigEndian.AppendUint64(b, uint64(p.applied))
 	b = binary.BigEndian.AppendUint64(b, uint64(p.configIndex))
-	b = binary.BigEndian.AppendUint32(b, uint32(len(config))) //nolint:gosec // far below maxConfiguration
+	b = binary.BigEndian.AppendUint32(b, uint32(len(config)))
 	b = append(b, config...)
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }

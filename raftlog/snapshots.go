@@ -209,7 +209,7 @@ func (s *snapshots) finish(log raft.LogStore) (done bool, dropped, err error) {
 	case err != nil:
 		return false, err, s.dropStaged()
 	}
-	defer st.Close()
+	defer func() { _ = st.Close() }()
 	if st.pointer.index < s.current().index {
 		return false, fmt.Errorf("staged state of index %d is older than the snapshot at %d", st.pointer.index, s.current().index), s.dropStaged()
 	}
@@ -276,7 +276,7 @@ func (k *sink) ID() string {
 // Write implements [io.Writer].
 func (k *sink) Write(b []byte) (int, error) {
 	if k.f == nil {
-		f, err := os.OpenFile(k.tmp(), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+		f, err := os.OpenFile(k.tmp(), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, fileMode)
 		if err != nil {
 			return 0, fmt.Errorf("stage a stream: %w", err)
 		}

@@ -21,7 +21,7 @@ type streamLayer struct {
 	addr   raftAddr
 	group  GroupID
 	dial   time.Duration
-	ctx    context.Context //nolint:containedctx // the layer's life: Dial is called by raft without a context
+	ctx    context.Context // the layer's life: raft calls Dial without a context
 	cancel context.CancelFunc
 
 	mu    sync.Mutex

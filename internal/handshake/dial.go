@@ -67,7 +67,7 @@ func Probe(ctx context.Context, addr string, self Self, node string) (Self, erro
 
 func greet(conn net.Conn, addr string, self Self, to Target) (Self, error) {
 	_ = conn.SetDeadline(time.Now().Add(HelloTimeout))
-	if err := writeFrame(conn, kindHello, hello{self, to}.append(nil)); err != nil {
+	if err := writeFrame(conn, kindHello, hello{self, to}.encode()); err != nil {
 		return Self{}, fmt.Errorf("hello to %s: %w", addr, err)
 	}
 	kind, body, err := readFrame(conn)

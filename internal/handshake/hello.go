@@ -120,8 +120,8 @@ type hello struct {
 	to   Target
 }
 
-func (h hello) append(b []byte) []byte {
-	b = appendSelf(b, h.self)
+func (h hello) encode() []byte {
+	b := appendSelf(nil, h.self)
 	b = appendString(b, h.to.Node)
 	b = append(b, byte(h.to.Service))
 	return binary.BigEndian.AppendUint32(b, h.to.Group)
@@ -155,7 +155,7 @@ func appendSelf(b []byte, s Self) []byte {
 }
 
 func appendString(b []byte, s string) []byte {
-	b = binary.BigEndian.AppendUint16(b, uint16(len(s))) //nolint:gosec // callers bound every string by MaxField or maxReason
+	b = binary.BigEndian.AppendUint16(b, uint16(len(s)))
 	return append(b, s...)
 }
 
@@ -228,7 +228,7 @@ func writeFrame(w io.Writer, kind byte, body []byte) error {
 	b := make([]byte, 0, headerBytes+len(body)+crcBytes)
 	b = append(b, magic[:]...)
 	b = append(b, Version, kind)
-	b = binary.BigEndian.AppendUint16(b, uint16(len(body))) //nolint:gosec // fields are bounded, so a body is far below maxBody
+	b = binary.BigEndian.AppendUint16(b, uint16(len(body)))
 	b = append(b, body...)
 	b = binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castle))
 	_, err := w.Write(b)

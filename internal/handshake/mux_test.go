@@ -114,8 +114,7 @@ func TestRefusals(t *testing.T) {
 				c.Close()
 				return
 			}
-			var refused *RefusedError
-			if !errors.As(err, &refused) {
+			if _, ok := errors.AsType[*RefusedError](err); !ok {
 				t.Fatalf("Dial = %v, want a RefusedError", err)
 			}
 			for _, part := range tt.want {
