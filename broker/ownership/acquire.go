@@ -74,11 +74,25 @@ func (s *Service) candidate(bundle string) (BrokerInfo, error) {
 // it, whichever broker would be advised. Errors: *NotOwnerError, or one that wraps
 // ErrNoSuchNamespace, ErrNotReady or ErrClosed, or metadata's.
 func (s *Service) Acquire(ctx context.Context, topic protocol.TopicName) (*Claim, error) {
+	// First, because without a session metadata may not answer either.
+	if _, err := s.validSession(); err != nil {
+		return nil, err
+	}
 	bundle, err := s.bundleOf(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
 	return s.acquire(ctx, topic.NamespaceName(), bundle)
+}
+
+// Bundle returns the range of the bundle that holds topic, as Pulsar spells it:
+// "0x00000000_0x40000000".
+func (s *Service) Bundle(ctx context.Context, topic protocol.TopicName) (string, error) {
+	bundle, err := s.bundleOf(ctx, topic)
+	if err != nil {
+		return "", err
+	}
+	return bundle[len(topic.NamespaceName())+1:], nil
 }
 
 // bundleOf returns the full name of the topic's bundle. It always asks metadata
