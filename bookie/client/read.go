@@ -27,8 +27,8 @@ const (
 // that has the entries will do.
 //
 // The error wraps [ledger.ErrNoSuchLedger] or [ledger.ErrNoSuchEntry] if the
-// leader says so, [ledger.ErrDamaged] if a replica's copy is damaged and none
-// has a good one, or [ledger.ErrUnavailable] and ctx's error if ctx ended before
+// leader says so, [ledger.ErrDamaged] if the copy of every replica that answers is
+// damaged, or [ledger.ErrUnavailable] and ctx's error if ctx ended before
 // anybody could serve.
 func (c *Client) Read(ctx context.Context, id ledger.ID, first, last ledger.EntryID, maxBytes int) ([]ledger.Entry, error) {
 	if first < 0 || last < first {
@@ -75,7 +75,7 @@ type reader struct {
 
 // round asks the leader, and everybody else if it cannot serve.
 func (r *reader) round(ctx context.Context) ([]ledger.Entry, error) {
-	var damaged error
+	var damaged, behind error
 	leader, err := r.leader(ctx)
 	if err == nil {
 		var entries []ledger.Entry
@@ -98,12 +98,18 @@ func (r *reader) round(ctx context.Context) ([]ledger.Entry, error) {
 			return nil, errReplica // only a leader says so: leadership moved there
 		case errors.Is(errReplica, ledger.ErrDamaged):
 			damaged = errReplica
+		case errors.Is(errReplica, ledger.ErrNotYet):
+			behind = errReplica
 		}
 	}
-	if damaged != nil {
+	switch {
+	case damaged != nil && behind != nil: // a good copy may be on its way
+		return nil, fmt.Errorf("%w; other replicas: %s", behind, damaged.Error())
+	case damaged != nil:
 		return nil, damaged
+	default:
+		return nil, err
 	}
-	return nil, err
 }
 
 func (r *reader) leader(ctx context.Context) (string, error) {
