@@ -32,6 +32,7 @@ type faultyStore struct {
 	mu      sync.Mutex
 	request time.Duration // how long a renewal takes to get there
 	reply   time.Duration // how long its answer takes to come back
+	deaf    bool          // answers come even after the caller's context ended
 	fail    error
 	grants  time.Duration // how long the answer to a grant takes
 	renewed int
@@ -65,7 +66,7 @@ func (f *faultyStore) GrantLease(ctx context.Context, ttl time.Duration) (metada
 
 func (f *faultyStore) KeepAlive(ctx context.Context, id metadata.LeaseID) error {
 	f.mu.Lock()
-	request, reply, fail := f.request, f.reply, f.fail
+	request, reply, fail, deaf := f.request, f.reply, f.fail, f.deaf
 	f.renewed++
 	f.mu.Unlock()
 	if err := sleep(ctx, request); err != nil {
@@ -75,6 +76,9 @@ func (f *faultyStore) KeepAlive(ctx context.Context, id metadata.LeaseID) error 
 		return fail
 	}
 	err := f.Store.KeepAlive(ctx, id)
+	if deaf {
+		ctx = context.WithoutCancel(ctx)
+	}
 	if err := sleep(ctx, reply); err != nil {
 		return err
 	}
@@ -200,6 +204,21 @@ func TestSessionCountsFromSending(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSessionStaysOver is what happens to a process that is stopped while a
+// granted renewal waits in its socket: it was seen to be over, so it stays so,
+// though its lease lives.
+func TestSessionStaysOver(t *testing.T) {
+	inSession(t, func(t *testing.T, store *faultyStore, s *metadata.Session) {
+		store.set(func() { store.reply, store.deaf = 5*time.Second, true })
+		time.Sleep(ttl / 3)
+		synctest.Wait() // sent, and granted
+		watchOver(t, store, s, 5*time.Second+ttl/10)
+		if s.Valid() || !lost(s) {
+			t.Errorf("after the late answer: valid %v, lost %v", s.Valid(), lost(s))
+		}
+	})
 }
 
 // TestSessionSurvivesLostRenewals is what the three renewals per TTL are for.

@@ -72,6 +72,50 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
+// crowding loses the answer to one change, and lets so many other clients by
+// before it says so that the change's client is forgotten.
+type crowding struct {
+	server.Group
+	once sync.Once
+}
+
+func (c *crowding) Propose(data []byte, done func(any, error)) {
+	command, err := server.DecodeCommand(data)
+	crowd := false
+	if err == nil && command.Key == "/crowded/" {
+		c.once.Do(func() { crowd = true })
+	}
+	if !crowd {
+		c.Group.Propose(data, done)
+		return
+	}
+	c.Group.Propose(data, func(any, error) {})
+	for n := range server.MaxClients {
+		other := server.Command{Kind: server.KindSequential, Key: "/others/", Origin: server.Origin{Sequence: 1}}
+		other.Origin.Client[0], other.Origin.Client[1], other.Origin.Client[2] = 1, byte(n), byte(n>>8)
+		last := n == server.MaxClients-1
+		c.Group.Propose(other.Encode(), func(any, error) {
+			if last {
+				done(nil, errLost)
+			}
+		})
+	}
+}
+
+// TestForgottenClientIsTold: what nobody can know is said, not guessed.
+func TestForgottenClientIsTold(t *testing.T) {
+	c := newCluster(t, func(g server.Group) server.Group { return &crowding{Group: g} }, "a")
+	store := c.client()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := store.PutSequential(ctx, "/crowded/", nil); !errors.Is(err, metadata.ErrUnknownOutcome) || ctx.Err() != nil {
+		t.Errorf("change by a client that was forgotten = %v, want ErrUnknownOutcome at once", err)
+	}
+	if n, err := store.PutSequential(ctx, "/crowded/", nil); n != 2 || err != nil {
+		t.Errorf("the next change = %d, %v, want 2: the first took effect once", n, err)
+	}
+}
+
 func TestUnknownOutcomeIsSaid(t *testing.T) {
 	c := newCluster(t, nil, "a", "b", "c")
 	store := c.client()

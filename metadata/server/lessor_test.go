@@ -20,6 +20,7 @@ type loneGroup struct {
 
 	mu      sync.Mutex
 	fail    error // what proposals end with, without being applied
+	barrier error // what read barriers end with
 	kinds   []Kind
 	changed func(bool)
 }
@@ -39,7 +40,11 @@ func (g *loneGroup) Propose(data []byte, done func(any, error)) {
 	done(result, err)
 }
 
-func (g *loneGroup) ReadBarrier(ctx context.Context) error { return ctx.Err() }
+func (g *loneGroup) ReadBarrier(ctx context.Context) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return errors.Join(g.barrier, ctx.Err())
+}
 
 func (g *loneGroup) Watch(changed func(bool)) {
 	g.changed = changed
@@ -219,7 +224,7 @@ func TestClockStartsInSpiteOfFailures(t *testing.T) {
 		g.failWith(fmt.Errorf("queue full: %w", ledger.ErrUnavailable))
 		g.changed(false)
 		g.changed(true)
-		time.Sleep(3 * sec)
+		time.Sleep(3*sec + expireRetry/2)
 		g.failWith(nil)
 		time.Sleep(expireRetry)
 		if err := e.KeepAlive(t.Context(), id); err != nil {

@@ -87,6 +87,33 @@ func TestCrashWhileWriting(t *testing.T) {
 	wantKey(t, openMachine(t, dir), "/b", "two")
 }
 
+// TestFailedCheckpointLeavesTheOldOne: the new state goes to a file of its own
+// first, which cannot be made here.
+func TestFailedCheckpointLeavesTheOldOne(t *testing.T) {
+	dir := t.TempDir()
+	m := openMachine(t, dir)
+	put(t, m, "/a", "one")
+	if err := m.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	put(t, m, "/a", "two")
+	temp := filepath.Join(dir, tempFile)
+	if err := os.Mkdir(temp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Checkpoint(); err == nil {
+		t.Error("checkpoint without a place for its temporary file is no error")
+	}
+	wantKey(t, openMachine(t, dir), "/a", "one")
+	if err := os.Remove(temp); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Checkpoint(); err != nil { // not taken for done
+		t.Fatal(err)
+	}
+	wantKey(t, openMachine(t, dir), "/a", "two")
+}
+
 func TestDamagedCheckpointIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	m := openMachine(t, dir)
