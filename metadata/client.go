@@ -221,7 +221,7 @@ func (c *Client) take(ctx context.Context) (*lane, error) {
 		return l, nil
 	case <-c.slots:
 		id := make([]byte, 16)
-		rand.Read(id) //nolint:errcheck // it never fails
+		rand.Read(id) // never fails
 		return &lane{id: id}, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("%d changes are under way already: %w: %w", maxLanes, ctx.Err(), ErrUnavailable)

@@ -17,7 +17,7 @@ var ErrInvalid = errors.New("invalid request")
 
 // NotLeader reports that the node asked does not lead the group. Nothing was
 // changed. Node and Addr name the leader as that node knows it, or are empty.
-type NotLeader struct {
+type NotLeader struct { //nolint:errname // reads rpc.NotLeader at every use
 	Group uint32
 	Node  string // identity, name@diskUUID
 	Addr  string // host:port
@@ -116,8 +116,7 @@ func ToFailure(err error) *Failure {
 		return nil
 	}
 	f := &Failure{Message: err.Error()}
-	var notLeader *NotLeader
-	if errors.As(err, &notLeader) {
+	if notLeader, ok := errors.AsType[*NotLeader](err); ok {
 		f.Group = notLeader.Group
 	}
 	var hint leaderHinter
@@ -128,8 +127,7 @@ func ToFailure(err error) *Failure {
 		f.LeaderNode, f.LeaderAddress = hint.LeaderHint()
 		return f
 	}
-	var remote *RemoteError
-	if errors.As(err, &remote) { // passed on: keep even a kind unknown here
+	if remote, ok := errors.AsType[*RemoteError](err); ok { // passed on: keep even a kind unknown here
 		f.Kind = remote.Kind
 		return f
 	}
@@ -160,7 +158,7 @@ func Status(err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok { //nolint:errorlint // only the error itself, not what it wraps
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
 	f := ToFailure(err)
@@ -190,7 +188,7 @@ func FromStatus(err error) error {
 	if err == nil {
 		return nil
 	}
-	withStatus, ok := err.(interface{ GRPCStatus() *status.Status }) //nolint:errorlint // only the error itself, not what it wraps
+	withStatus, ok := err.(interface{ GRPCStatus() *status.Status })
 	if !ok {
 		return err
 	}

@@ -33,7 +33,7 @@ func TestErrorsCrossTheWire(t *testing.T) {
 			"passed":  FromStatus(Status(fmt.Errorf("relay: %w", FromStatus(Status(err))))),
 		} {
 			for _, s := range sentinels {
-				if errors.Is(got, s) != (s == want) {
+				if errors.Is(got, s) != errors.Is(want, s) {
 					t.Errorf("%s: %v came back as %v; is %v: %v", name, err, got, s, errors.Is(got, s))
 				}
 			}
@@ -103,7 +103,7 @@ func TestErrorsWithoutAFailure(t *testing.T) {
 		}
 	}
 	plain := errors.New("not from a call")
-	if FromStatus(plain) != plain || FromStatus(nil) != nil || Status(nil) != nil || ToFailure(nil).Err() != nil {
+	if got := FromStatus(plain); !errors.Is(got, plain) || got.Error() != plain.Error() || FromStatus(nil) != nil || Status(nil) != nil || ToFailure(nil).Err() != nil {
 		t.Error("an error that is no status, or nil, is changed")
 	}
 }

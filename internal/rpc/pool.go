@@ -113,8 +113,7 @@ func (p *Pool) dial(ctx context.Context, addr string) (net.Conn, error) {
 	p.mu.Unlock()
 	conn, other, err := handshake.Dial(ctx, addr, self, handshake.Target{Service: handshake.Storage})
 	if err != nil {
-		var refused *handshake.RefusedError
-		if errors.As(err, &refused) { // a person must act; an unreachable bookie is logged by who needed it
+		if _, refused := errors.AsType[*handshake.RefusedError](err); refused { // a person must act; an unreachable bookie is logged by who needed it
 			p.log.Warn("bookie refused the connection; will try again", "bookie", addr, "err", err)
 		}
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -51,7 +52,7 @@ func TestLostAnswers(t *testing.T) {
 				numbers[n]++
 				numbersMu.Unlock()
 				// Applied twice, the second time would find another version.
-				if version, err = store.Put(ctx, key, []byte(fmt.Sprint(i)), version, 0); err != nil {
+				if version, err = store.Put(ctx, key, []byte(strconv.Itoa(i)), version, 0); err != nil {
 					t.Error(err)
 					return
 				}
@@ -239,10 +240,11 @@ func (h *history) run(ctx context.Context, id int, store metadata.Store, stop <-
 			in.op = "delete"
 		}
 		// Some calls get too little time, so that outcomes are unknown.
-		callCtx, cancel := context.WithTimeout(ctx, patience)
+		enough := patience
 		if rng.IntN(20) == 0 {
-			callCtx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(int(10*time.Millisecond)))) //nolint:govet // the first is replaced before it was used
+			enough = time.Duration(rng.IntN(int(10 * time.Millisecond)))
 		}
+		callCtx, cancel := context.WithTimeout(ctx, enough)
 		call := time.Since(h.start)
 		out := perform(callCtx, store, in)
 		cancel()

@@ -17,7 +17,7 @@ import (
 func TestNothingIsAnsweredWithoutABarrier(t *testing.T) {
 	bubble(t, func(t *testing.T, e *Engine, g *loneGroup) {
 		id := grant(t, e, time.Minute)
-		deposed := &raftlogNotLeader{}
+		deposed := &deposedError{}
 		g.mu.Lock()
 		g.barrier = deposed
 		g.mu.Unlock()
@@ -36,9 +36,9 @@ func TestNothingIsAnsweredWithoutABarrier(t *testing.T) {
 	})
 }
 
-type raftlogNotLeader struct{}
+type deposedError struct{}
 
-func (*raftlogNotLeader) Error() string { return "not the leader" }
+func (*deposedError) Error() string { return "not the leader" }
 
 func TestChangeIsRefusedBeforeProposing(t *testing.T) {
 	bubble(t, func(t *testing.T, e *Engine, g *loneGroup) {
@@ -73,7 +73,7 @@ func TestChangeIsRefusedBeforeProposing(t *testing.T) {
 
 // TestWatchBeats: silence would be taken for death.
 func TestWatchBeats(t *testing.T) {
-	bubble(t, func(t *testing.T, e *Engine, g *loneGroup) {
+	bubble(t, func(t *testing.T, e *Engine, _ *loneGroup) {
 		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()
 		var at []time.Duration

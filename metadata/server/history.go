@@ -9,9 +9,11 @@ import (
 )
 
 const (
-	// MaxHistoryBytes and MaxHistoryEvents bound the changes kept for watches.
-	// A watch that falls further behind starts over.
-	MaxHistoryBytes  = 16 << 20
+	// MaxHistoryBytes bounds the changes kept for watches. A watch that falls
+	// further behind starts over.
+	MaxHistoryBytes = 16 << 20
+
+	// MaxHistoryEvents bounds their number.
 	MaxHistoryEvents = 1 << 16
 
 	eventBytes = 128 // what an event weighs besides key and value

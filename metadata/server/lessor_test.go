@@ -103,11 +103,11 @@ func TestLeaseEndsExactlyWhenDue(t *testing.T) {
 		long, short := grant(t, e, 10*sec), grant(t, e, 3*sec)
 		time.Sleep(3*sec - 1)
 		wantLease(t, e, short, true)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		wantLease(t, e, short, false)
 		time.Sleep(7*sec - 1)
 		wantLease(t, e, long, true)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		wantLease(t, e, long, false)
 		if err := e.KeepAlive(t.Context(), long); !errors.Is(err, metadata.ErrLeaseExpired) {
 			t.Errorf("KeepAlive of an expired lease = %v", err)
@@ -129,7 +129,7 @@ func TestRenewalCountsFromItsArrival(t *testing.T) {
 		if n := g.proposed(KindExpire); n != 0 {
 			t.Errorf("%d expiries proposed for a lease that was renewed", n)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		wantLease(t, e, id, false)
 	})
 }
@@ -147,7 +147,7 @@ func TestNewLeaderGivesTheWholeTTL(t *testing.T) {
 		g.changed(true)
 		time.Sleep(6*sec - 1)
 		wantLease(t, e, id, true)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		wantLease(t, e, id, false)
 	})
 }

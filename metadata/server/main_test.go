@@ -45,7 +45,7 @@ func randomCommand(rng *rand.Rand, revision metadata.Version) *Command {
 	}
 	version := func() metadata.Version { return metadata.Version(rng.Int64N(int64(revision) + 2)) }
 	key := func() string { return fmt.Sprintf("/%c/%c", 'a'+rng.IntN(3), 'a'+rng.IntN(6)) }
-	value := func() []byte { return []byte(fmt.Sprintf("%d", rng.IntN(1000)))[:rng.IntN(2)] }
+	value := func() []byte { return []byte(strconv.Itoa(rng.IntN(1000)))[:rng.IntN(2)] }
 	lease := func() metadata.LeaseID { return metadata.LeaseID(version()) }
 	switch c.Kind {
 	case KindPut:
@@ -69,6 +69,7 @@ func randomCommand(rng *rand.Rand, revision metadata.Version) *Command {
 		c.Lease = lease()
 	case KindExpire:
 		c.Lease, c.Revision, c.Leader = lease(), version(), version()
+	case KindLead:
 	}
 	return c
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -282,7 +283,7 @@ func TestBoundsOfLeases(t *testing.T) {
 	}
 	lease := apply(Command{Kind: KindGrant, TTL: metadata.MinTTL}).Lease
 	for i := range metadata.MaxLeaseKeys {
-		apply(Command{Kind: KindPut, Key: fmt.Sprint(i), Lease: lease})
+		apply(Command{Kind: KindPut, Key: strconv.Itoa(i), Lease: lease})
 	}
 	if r := apply(Command{Kind: KindPut, Key: "more", Lease: lease}); r.Code != CodeLeaseFull {
 		t.Errorf("one key more: %+v, want CodeLeaseFull", r)

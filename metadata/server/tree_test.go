@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"testing"
 )
 
@@ -17,7 +18,7 @@ func TestTreeMatchesMap(t *testing.T) {
 	}
 	var old []snapshot
 	for step := range 5000 {
-		key := fmt.Sprint(rng.IntN(300))
+		key := strconv.Itoa(rng.IntN(300))
 		if rng.IntN(3) == 0 {
 			tr = tr.without(key)
 			delete(model, key)
@@ -28,7 +29,7 @@ func TestTreeMatchesMap(t *testing.T) {
 		if step%500 == 0 {
 			old = append(old, snapshot{tr, maps.Clone(model)})
 		}
-		from := fmt.Sprint(rng.IntN(300))
+		from := strconv.Itoa(rng.IntN(300))
 		var want, got []string
 		for _, k := range slices.Sorted(maps.Keys(model)) {
 			if k >= from {
