@@ -25,8 +25,8 @@ func TestRedirectToOwner(t *testing.T) {
 			owner, other = 1, 0
 		}
 		path := "/admin/v2/persistent/public/default/" + name
-		if resp, body := c.send(owner, "PUT", path, "null"); resp.StatusCode != 204 {
-			t.Fatalf("create at the owner = %d %s", resp.StatusCode, body)
+		if resp, body := c.send(owner, "PUT", path, "null"); resp.code != 204 {
+			t.Fatalf("create at the owner = %d %s", resp.code, body)
 		}
 		for _, call := range []struct{ method, below string }{
 			{"PUT", ""},
@@ -40,8 +40,8 @@ func TestRedirectToOwner(t *testing.T) {
 		} {
 			resp, body := c.send(other, call.method, path+call.below+"?force=true", "null")
 			want := c.nodes[owner].url + path + call.below + "?authoritative=true&force=true"
-			if got := resp.Header.Get("Location"); resp.StatusCode != http.StatusTemporaryRedirect || got != want {
-				t.Errorf("%s %s at the other broker = %d %s to %q, want 307 to %q", call.method, call.below, resp.StatusCode, body, got, want)
+			if got := resp.header.Get("Location"); resp.code != http.StatusTemporaryRedirect || got != want {
+				t.Errorf("%s %s at the other broker = %d %s to %q, want 307 to %q", call.method, call.below, resp.code, body, got, want)
 			}
 		}
 		_, one := c.send(0, "GET", "/lookup/v2/topic/persistent/public/default/"+name, "")
@@ -59,7 +59,7 @@ func TestRedirectedClientIsServed(t *testing.T) {
 	path := "/admin/v2/persistent/public/default/t"
 	resp, _ := c.send(0, "GET", path+"/stats", "")
 	advised := 0
-	if resp.StatusCode == http.StatusTemporaryRedirect {
+	if resp.code == http.StatusTemporaryRedirect {
 		advised = 1
 	}
 	// Free the bundle, which the question may have made its broker take.
@@ -72,12 +72,12 @@ func TestRedirectedClientIsServed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if resp, body := c.send(1-advised, "PUT", path+"?authoritative=true", ""); resp.StatusCode != 204 {
-		t.Errorf("create where a redirect led = %d %s, want 204", resp.StatusCode, body)
+	if resp, body := c.send(1-advised, "PUT", path+"?authoritative=true", ""); resp.code != 204 {
+		t.Errorf("create where a redirect led = %d %s, want 204", resp.code, body)
 	}
 	eventually(t, "the advised broker redirects to the owner", func() bool {
 		resp, _ := c.send(advised, "GET", path+"/stats", "")
-		return resp.StatusCode == http.StatusTemporaryRedirect
+		return resp.code == http.StatusTemporaryRedirect
 	})
 }
 
@@ -124,12 +124,12 @@ func TestUnhealthyWithoutRegistration(t *testing.T) {
 func TestBodyIsBounded(t *testing.T) {
 	c := newCluster(t, 1, Config{})
 	resp, body := c.send(0, "PUT", "/admin/v2/tenants/big", strings.Repeat(" ", maxBodyBytes-1)+"{}")
-	if resp.StatusCode != http.StatusRequestEntityTooLarge {
-		t.Errorf("a body one byte too large = %d %.80s, want 413", resp.StatusCode, body)
+	if resp.code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a body one byte too large = %d %.80s, want 413", resp.code, body)
 	}
 	resp, body = c.send(0, "PUT", "/admin/v2/persistent/public/default/t/partitions", strings.Repeat(" ", maxBodyBytes-1)+"1")
-	if resp.StatusCode != http.StatusNoContent {
-		t.Errorf("the largest body = %d %.80s, want 204", resp.StatusCode, body)
+	if resp.code != http.StatusNoContent {
+		t.Errorf("the largest body = %d %.80s, want 204", resp.code, body)
 	}
 }
 
@@ -143,13 +143,13 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	for range 2 {
 		go func() {
 			resp, _ := c.send(0, "GET", "/admin/v2/persistent/public/default", "")
-			answers <- resp.StatusCode
+			answers <- resp.code
 		}()
 	}
 	eventually(t, "two requests under way", func() bool { return len(c.nodes[0].handler.slots) == 2 })
 	resp, body := c.send(0, "GET", "/admin/v2/clusters", "")
-	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
-		t.Errorf("the third request = %d %s, want 429 with Retry-After", resp.StatusCode, body)
+	if resp.code != http.StatusTooManyRequests || resp.header.Get("Retry-After") == "" {
+		t.Errorf("the third request = %d %s, want 429 with Retry-After", resp.code, body)
 	}
 	close(hold)
 	for range 2 {
@@ -162,8 +162,8 @@ func TestConcurrencyIsBounded(t *testing.T) {
 			t.Fatal("a request within the bound did not end")
 		}
 	}
-	if resp, _ := c.send(0, "GET", "/admin/v2/clusters", ""); resp.StatusCode != 200 {
-		t.Errorf("after the two ended = %d, want 200", resp.StatusCode)
+	if resp, _ := c.send(0, "GET", "/admin/v2/clusters", ""); resp.code != 200 {
+		t.Errorf("after the two ended = %d, want 200", resp.code)
 	}
 }
 

@@ -234,8 +234,14 @@ func newGatherer() prometheus.Gatherer {
 	return r
 }
 
+// reply is an answer, its body read.
+type reply struct {
+	code   int
+	header http.Header
+}
+
 // send sends a request without following redirects.
-func (c *cluster) send(node int, method, path, body string) (*http.Response, string) {
+func (c *cluster) send(node int, method, path, body string) (reply, string) {
 	c.t.Helper()
 	req, err := http.NewRequestWithContext(c.t.Context(), method, c.nodes[node].url+path, strings.NewReader(body))
 	if err != nil {
@@ -250,7 +256,7 @@ func (c *cluster) send(node int, method, path, body string) (*http.Response, str
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	return resp, string(answer)
+	return reply{resp.StatusCode, resp.Header}, string(answer)
 }
 
 // step is one request and what must come back.
@@ -266,8 +272,8 @@ func (c *cluster) run(steps []step) {
 	for _, s := range steps {
 		c.t.Run(s.name, func(t *testing.T) {
 			resp, body := c.send(0, s.method, s.path, s.body)
-			if resp.StatusCode != s.code {
-				t.Fatalf("%s %s = %d %s, want %d", s.method, s.path, resp.StatusCode, body, s.code)
+			if resp.code != s.code {
+				t.Fatalf("%s %s = %d %s, want %d", s.method, s.path, resp.code, body, s.code)
 			}
 			if part, ok := strings.CutPrefix(s.want, "…"); ok {
 				if !strings.Contains(body, part) {

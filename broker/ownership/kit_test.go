@@ -88,6 +88,28 @@ func (g *gate) Delete(ctx context.Context, key string, if_ metadata.Version) err
 	return g.Store.Delete(ctx, key, if_)
 }
 
+// Watch holds events back while the gate is silent.
+func (g *gate) Watch(ctx context.Context, prefix string) (<-chan metadata.Event, error) {
+	in, err := g.Store.Watch(ctx, prefix)
+	if err != nil {
+		return nil, err
+	}
+	out := make(chan metadata.Event)
+	go func() {
+		defer close(out)
+		for e := range in {
+			if g.pass(ctx) != nil {
+				continue // the context has ended; in is about to
+			}
+			select {
+			case out <- e:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return out, nil
+}
+
 func (g *gate) KeepAlive(ctx context.Context, id metadata.LeaseID) error {
 	if err := g.pass(ctx); err != nil {
 		return err

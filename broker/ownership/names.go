@@ -37,7 +37,7 @@ func partitionedKey(topic protocol.TopicName) string {
 }
 
 // checkName accepts what Pulsar accepts as the name of a tenant or namespace:
-// letters, digits and any of -=:._
+// letters, digits and any of "-=:._".
 func checkName(kind, name string) error {
 	if name == "" || len(name) > maxNameBytes {
 		return fmt.Errorf("%s name %q is %w: want 1 to %d characters", kind, name, ErrInvalid, maxNameBytes)
@@ -51,17 +51,14 @@ func checkName(kind, name string) error {
 	return nil
 }
 
-// splitNamespace cuts "tenant/namespace" and checks both halves.
-func splitNamespace(ns string) (tenant, local string, err error) {
+// tenantOf checks both halves of "tenant/namespace" and returns the first.
+func tenantOf(ns string) (string, error) {
 	tenant, local, ok := strings.Cut(ns, "/")
 	if !ok {
-		return "", "", fmt.Errorf(`namespace %q is %w: want "tenant/namespace"`, ns, ErrInvalid)
+		return "", fmt.Errorf(`namespace %q is %w: want "tenant/namespace"`, ns, ErrInvalid)
 	}
 	if err := checkName("tenant", tenant); err != nil {
-		return "", "", err
+		return "", err
 	}
-	if err := checkName("namespace", local); err != nil {
-		return "", "", err
-	}
-	return tenant, local, nil
+	return tenant, checkName("namespace", local)
 }

@@ -129,7 +129,7 @@ func (n *Namespaces) DeleteTenant(ctx context.Context, tenant string) error {
 // or the configured number for 0. Errors wrap ErrNoSuchTenant, ErrExists or
 // ErrInvalid, or are metadata's.
 func (n *Namespaces) CreateNamespace(ctx context.Context, ns string, bundles int) error {
-	tenant, _, err := splitNamespace(ns)
+	tenant, err := tenantOf(ns)
 	if err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (n *Namespaces) list(ctx context.Context, prefix string) ([]string, error) 
 }
 
 func readNamespace(ctx context.Context, store metadata.Store, ns string) (Namespace, metadata.Version, error) {
-	if _, _, err := splitNamespace(ns); err != nil {
+	if _, err := tenantOf(ns); err != nil {
 		return Namespace{}, 0, err
 	}
 	var record Namespace

@@ -147,6 +147,33 @@ func TestClaimEndsByTheClock(t *testing.T) {
 	})
 }
 
+// TestClaimNeedsNobodyToNotice: of a process that was stopped and continues, the
+// first thing to run may be a dispatcher, before any goroutine of this room.
+func TestClaimNeedsNobodyToNotice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newGate(metadatatest.NewMemory(t))
+		session, err := metadata.NewSession(t.Context(), store, testTTL, quiet())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &Claim{session: session, lost: make(chan struct{})} // belongs to no service
+		store.silence()
+		time.Sleep(testTTL)
+		select {
+		case <-c.Lost():
+			t.Error("somebody ended the claim")
+		default:
+		}
+		if c.Valid() {
+			t.Error("claim valid past its session's deadline")
+		}
+		store.open()
+		if err := session.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestTakeover cuts the owner off. Another broker gets the bundle within 10 s and
 // not before the owner's claim is invalid.
 func TestTakeover(t *testing.T) {
@@ -396,6 +423,9 @@ func TestLostAnswerIsAdopted(t *testing.T) {
 	store := newGate(metadatatest.NewMemory(t))
 	bootstrap(t, store)
 	s := start(t, store, "broker-1", nil)
+	start(t, store, "broker-2", nil)
+	eventually(t, "both brokers are seen", func() bool { return len(s.brokers.all()) == 2 })
+	myTopic := adviseElsewhere(t, s)
 	lose := errors.Join(metadata.ErrUnknownOutcome, context.DeadlineExceeded)
 	store.mu.Lock()
 	store.afterPut = func(string) error { return lose }
@@ -406,6 +436,14 @@ func TestLostAnswerIsAdopted(t *testing.T) {
 	store.mu.Lock()
 	store.afterPut = nil
 	store.mu.Unlock()
+	bundle, err := s.bundleOf(t.Context(), topic(t, myTopic))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the watch tells of the key", func() bool {
+		_, _, ok := s.owners.get(ownerKey(bundle))
+		return ok
+	})
 	a, err := s.Lookup(t.Context(), topic(t, myTopic))
 	if err != nil || !a.Mine {
 		t.Errorf("Lookup = %+v, %v, want mine", a, err)
@@ -413,6 +451,23 @@ func TestLostAnswerIsAdopted(t *testing.T) {
 	if c := acquire(t, s, myTopic); !c.Valid() {
 		t.Error("the adopted claim is not valid")
 	}
+}
+
+// adviseElsewhere returns a topic whose bundle the hash gives to another broker.
+func adviseElsewhere(t *testing.T, s *Service) string {
+	t.Helper()
+	for i := range 1000 {
+		name := fmt.Sprintf("persistent://public/default/elsewhere-%d", i)
+		bundle, err := s.bundleOf(t.Context(), topic(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := choose(bundle, s.brokers.all()); b.ID != s.self.ID {
+			return name
+		}
+	}
+	t.Fatal("every bundle is given to " + s.self.ID)
+	return ""
 }
 
 // TestForeignHandEndsClaim deletes an owner key behind its owner's back.

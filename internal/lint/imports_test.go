@@ -16,8 +16,9 @@ const module = "github.com/magnetar-io/magnetar/"
 var layers = []string{
 	"internal/invariants internal/deps",
 	"ledger internal/config internal/vfs",
-	"internal/handshake executor protocol/pulsarpb bookie/bookiepb metadata/metadatapb raftlog/raftlogpb raftlog/journal",
+	"internal/handshake executor protocol/pulsarpb managedledger/managedledgerpb",
 	"internal/rpc protocol",
+	"bookie/bookiepb metadata/metadatapb raftlog/journal protocol/protocoltest",
 	"metadata raftlog protocol/wireclient verify",
 	"metadata/server bookie/client entrycache cursor",
 	"metadata/metadatatest bookie managedledger",
