@@ -62,8 +62,8 @@ func TestChangeIsRefusedBeforeProposing(t *testing.T) {
 		if n := g.proposed(KindPut); n != 0 {
 			t.Errorf("%d puts were proposed", n)
 		}
-		if _, err := e.Change(t.Context(), &Command{Kind: KindDelete, Key: "/none", If: metadata.AnyVersion}); !errors.Is(err, metadata.ErrNotFound) {
-			t.Errorf("delete in a full store = %v, want it tried", err)
+		if err := e.admit(t.Context(), &Command{Kind: KindDelete, Key: "/a", If: metadata.AnyVersion}); err != nil {
+			t.Errorf("delete from a full store = %v, want it tried", err)
 		}
 		if n := e.proposed.Load(); n != 0 {
 			t.Errorf("%d bytes counted as proposed with nothing under way", n)
