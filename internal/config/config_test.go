@@ -186,6 +186,31 @@ func TestProgrammingMistakesPanic(t *testing.T) {
 	}
 }
 
+func TestSampleKeepsSectionsTogether(t *testing.T) {
+	var a, b, c, d string
+	s := NewSet()
+	for _, k := range []struct {
+		p             *string
+		section, name string
+	}{{&a, "One", "a"}, {&b, "Two", "b"}, {&c, "One", "c"}, {&d, "Two", "d"}} {
+		s.Section(k.section)
+		s.String(k.p, k.name, "", "doc")
+	}
+	var sample strings.Builder
+	if err := s.WriteSample(&sample, "header"); err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	for line := range strings.Lines(sample.String()) {
+		if strings.Contains(line, "----") || strings.Contains(line, "=") {
+			order = append(order, strings.Trim(line, "#- =\n"))
+		}
+	}
+	if diff := cmp.Diff([]string{"One", "a", "c", "Two", "b", "d"}, order); diff != "" {
+		t.Errorf("order of the sample (-want +got):\n%s", diff)
+	}
+}
+
 func TestSampleLoadsToDefaults(t *testing.T) {
 	_, s := newValues(t)
 	s.Default("clusterName", `back\slash`)

@@ -2,8 +2,10 @@ package config
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -16,7 +18,7 @@ func (s *Set) WriteSample(w io.Writer, header string) error {
 	out := bufio.NewWriter(w)
 	comment(out, header)
 	section := ""
-	for _, k := range s.keys {
+	for _, k := range s.bySection() {
 		if k.section != section {
 			section = k.section
 			fmt.Fprintf(out, "\n# ---- %s ----\n", section)
@@ -31,6 +33,20 @@ func (s *Set) WriteSample(w io.Writer, header string) error {
 		fmt.Fprintf(out, "%s=%s\n", k.name, escape(k.def))
 	}
 	return out.Flush()
+}
+
+// bySection returns the keys in order of registration, but those of one section
+// together, where its first one was registered.
+func (s *Set) bySection() []*key {
+	first := map[string]int{}
+	for i, k := range s.keys {
+		if _, seen := first[k.section]; !seen {
+			first[k.section] = i
+		}
+	}
+	keys := slices.Clone(s.keys)
+	slices.SortStableFunc(keys, func(a, b *key) int { return cmp.Compare(first[a.section], first[b.section]) })
+	return keys
 }
 
 // comment writes text as comment lines, wrapped between words. Line breaks of the

@@ -38,9 +38,9 @@ func connect(t *testing.T, url string) pulsar.Client {
 	return client
 }
 
-// topicFor makes a topic name of the test's own.
+// topicFor makes a topic name of the test's own, another one in each run of it.
 func topicFor(t *testing.T) string {
-	return "persistent://public/default/" + strings.ReplaceAll(t.Name(), "/", "-")
+	return fmt.Sprintf("persistent://public/default/%s-%p", strings.ReplaceAll(t.Name(), "/", "-"), t)
 }
 
 func produceTo(t *testing.T, client pulsar.Client, o pulsar.ProducerOptions) pulsar.Producer {
@@ -105,7 +105,12 @@ func receiveNumbers(t *testing.T, c pulsar.Consumer, n int) ([]int, []pulsar.Mes
 	var numbers []int
 	var messages []pulsar.Message
 	for range n {
-		m := receive(t, c)
+		ctx, cancel := context.WithTimeout(t.Context(), receiveLimit)
+		m, err := c.Receive(ctx)
+		cancel()
+		if err != nil {
+			t.Fatalf("received %v, then nothing of %d: %v", numbers, n, err)
+		}
 		number, err := strconv.Atoi(string(m.Payload()))
 		if err != nil {
 			t.Fatal(err)
@@ -368,7 +373,7 @@ func TestSeek(t *testing.T) {
 	client := connect(t, shared.get(t).url)
 	topic := topicFor(t)
 	producer := produceTo(t, client, pulsar.ProducerOptions{Topic: topic, DisableBatching: true})
-	consumer := subscribe(t, client, pulsar.ConsumerOptions{Topic: topic})
+	consumer := subscribe(t, client, pulsar.ConsumerOptions{Topic: topic, StartMessageIDInclusive: true})
 	ids := sendNumbers(t, producer, 1, 5)
 	time.Sleep(20 * time.Millisecond) // publish times are milliseconds of the wall clock
 	middle := time.Now()

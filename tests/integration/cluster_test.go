@@ -525,7 +525,7 @@ func clusterMetrics(t *testing.T, c cluster) {
 	wantMetrics(t, c.WebURL(owner), "pulsar_rate_in", "pulsar_rate_out", "pulsar_throughput_in", "pulsar_msg_backlog",
 		"pulsar_subscription_back_log", "pulsar_active_connections", "pulsar_topics_count", "pulsar_ml_cache_used_size")
 	for n := 1; n <= 3; n++ {
-		wantMetrics(t, c.WebURL(bookie(n)), "raftlog_", "bookie_", "process_resident_memory_bytes")
+		wantMetrics(t, c.WebURL(bookie(n)), "raft_group_", "bookie_", "process_resident_memory_bytes")
 	}
 }
 
@@ -549,7 +549,7 @@ func TestStandaloneMetrics(t *testing.T) {
 	topic := topicFor(t)
 	subscribe(t, client, pulsar.ConsumerOptions{Topic: topic})
 	sendNumbers(t, produceTo(t, client, pulsar.ProducerOptions{Topic: topic}), 1, 10)
-	wantMetrics(t, s.web, "pulsar_rate_in", "pulsar_msg_backlog", "pulsar_active_connections", "pulsar_ml_cache_used_size", "raftlog_", "bookie_")
+	wantMetrics(t, s.web, "pulsar_rate_in", "pulsar_msg_backlog", "pulsar_active_connections", "pulsar_ml_cache_used_size", "raft_group_", "bookie_")
 }
 
 // TestScript runs scripts/cluster as a person would.

@@ -157,7 +157,7 @@ func (h *sharedStandalone) get(t *testing.T) *standalone {
 			h.err = err
 			return
 		}
-		if h.s, h.err = launchStandalone(filepath.Join(h.dir, "data"), base); h.err == nil {
+		if h.s, h.err = launchStandalone(filepath.Join(h.dir, "data"), base, "logLevel=debug"); h.err == nil {
 			h.err = h.s.awaitReady()
 		}
 	})
@@ -247,7 +247,7 @@ func TestStartIsRefused(t *testing.T) {
 	defer busy.Close()
 	port := strconv.Itoa(busy.Addr().(*net.TCPAddr).Port)
 	running := shared.get(t)
-	dir := filepath.Join(t.TempDir(), "data")
+	dir := filepath.Join(t.TempDir(), "data") // no test may touch it
 
 	tests := []struct {
 		name    string
@@ -272,6 +272,9 @@ func TestStartIsRefused(t *testing.T) {
 				if !strings.Contains(said, want) {
 					t.Errorf("%s %q does not mention %q:\n%s", tt.program, tt.args, want, said)
 				}
+			}
+			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the refused start touched its directory: %v", err)
 			}
 		})
 	}

@@ -140,3 +140,23 @@ func (c *Common) Pprof(log *slog.Logger) error {
 
 // headerTimeout is how long an HTTP client may take to ask.
 const headerTimeout = 10 * time.Second
+
+// What both halves of a standalone must say alike.
+const defaultClusterName = "standalone"
+
+func registerClusterName(s *config.Set, p *string) {
+	s.String(p, "clusterName", defaultClusterName, "Name of the cluster; the same on every bookie and broker of it.")
+}
+
+func registerBookies(s *config.Set, p *[]string) {
+	s.Strings(p, "bookies", []string{"127.0.0.1:3181"},
+		"Inter-node addresses (host:port) of bookies of the cluster, comma separated. The rest is learned from them, so one that runs is enough.")
+}
+
+// closed drops the complaint that somebody else closed a listener already.
+func closed(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
