@@ -24,7 +24,7 @@ func testTiming() Timing {
 	return Timing{
 		Heartbeat: 250 * time.Millisecond, Election: 250 * time.Millisecond, Lease: 200 * time.Millisecond, Commit: 20 * time.Millisecond,
 		SnapshotInterval: time.Hour, SnapshotThreshold: 1, TrailingLogs: 4,
-		RPC: 5 * time.Second, Dial: time.Second, Probe: 500 * time.Millisecond, StoreHang: 10 * time.Second,
+		RPC: 5 * time.Second, Dial: time.Second, Probe: 500 * time.Millisecond, StoreHang: 5 * time.Minute,
 		Join: 20 * time.Millisecond, JoinSettled: 50 * time.Millisecond,
 		Balance: 50 * time.Millisecond, StableLeader: time.Hour, TransferBackoff: time.Second,
 	}

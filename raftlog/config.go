@@ -79,7 +79,7 @@ type Timing struct {
 	RPC       time.Duration // one message to a member; for a stream, per 256 KiB
 	Dial      time.Duration // one connection to a member
 	Probe     time.Duration // the question whether a node is alive
-	StoreHang time.Duration // a log write that takes longer ends the process
+	StoreHang time.Duration // a log write that takes longer ends the process; one second more per 4 MiB
 
 	Join            time.Duration // between two attempts to become a member
 	JoinSettled     time.Duration // between two looks at a membership that is as it should be

@@ -26,6 +26,9 @@ const logMapBytes = 64 << 20
 // the log never holds an append up for long.
 const deleteChunk = 512
 
+// slowestDisk is what a disk writes at least, in bytes a second, that works.
+const slowestDisk = 4 << 20
+
 // openBolt opens a group's log file, and makes it if there is none.
 //
 // Without NoFreelistSync every append after a large cut of the log writes the
@@ -102,13 +105,16 @@ func (s *guardedStore) broken() bool {
 	}
 }
 
-// write runs one change of the file under the watchdog.
-func (s *guardedStore) write(what string, f func() error) error {
+// write runs one change of the file, of that many bytes, under the watchdog.
+func (s *guardedStore) write(what string, size int64, f func() error) error {
 	if s.broken() {
 		return s.fail(nil)
 	}
-	watch := time.AfterFunc(s.hang, func() {
-		s.report(fmt.Errorf("%s hangs for more than %v: the disk does not answer, so this node must not go on leading or voting", what, s.hang))
+	// A batch of the largest commands may be half a gigabyte: it is slow long
+	// before the disk hangs.
+	limit := s.hang + time.Duration(size/slowestDisk)*time.Second
+	watch := time.AfterFunc(limit, func() {
+		s.report(fmt.Errorf("%s (%d bytes) hangs for more than %v: the disk does not answer, so this node must not go on leading or voting", what, size, limit))
 	})
 	err := f()
 	watch.Stop()
@@ -145,15 +151,14 @@ func (s *guardedStore) StoreLog(log *raft.Log) error { return s.StoreLogs([]*raf
 
 // StoreLogs implements [raft.LogStore].
 func (s *guardedStore) StoreLogs(logs []*raft.Log) error {
-	start := time.Now()
-	if err := s.write("append to the log", func() error { return s.b.StoreLogs(logs) }); err != nil {
-		return err
-	}
-	s.cache.add(logs)
-	n := int64(0)
+	start, n := time.Now(), int64(0)
 	for _, l := range logs {
 		n += int64(len(l.Data))
 	}
+	if err := s.write("append to the log", n, func() error { return s.b.StoreLogs(logs) }); err != nil {
+		return err
+	}
+	s.cache.add(logs)
 	s.m.storeSeconds.Observe(time.Since(start).Seconds())
 	s.m.storeEntries.Add(float64(len(logs)))
 	s.m.storeBytes.Add(float64(n))
@@ -164,7 +169,7 @@ func (s *guardedStore) StoreLogs(logs []*raft.Log) error {
 // each of which leaves a contiguous log; a conflicting tail goes in one.
 func (s *guardedStore) DeleteRange(low, high uint64) error {
 	s.cache.remove(low, high)
-	return s.write("cut the log", func() error {
+	return s.write("cut the log", 0, func() error {
 		first, err := s.b.FirstIndex()
 		if err != nil {
 			return err
@@ -189,7 +194,7 @@ func (s *guardedStore) DeleteRange(low, high uint64) error {
 // the group's connections are closed: raft panics otherwise, and a promise that
 // nobody hears binds nobody.
 func (s *guardedStore) Set(key, val []byte) error {
-	if err := s.write("save term or vote", func() error { return s.b.Set(key, val) }); !errors.Is(err, errReleased) {
+	if err := s.write("save term or vote", 0, func() error { return s.b.Set(key, val) }); !errors.Is(err, errReleased) {
 		return err
 	}
 	return nil
@@ -197,7 +202,7 @@ func (s *guardedStore) Set(key, val []byte) error {
 
 // SetUint64 implements [raft.StableStore]; see Set.
 func (s *guardedStore) SetUint64(key []byte, val uint64) error {
-	if err := s.write("save term or vote", func() error { return s.b.SetUint64(key, val) }); !errors.Is(err, errReleased) {
+	if err := s.write("save term or vote", 0, func() error { return s.b.SetUint64(key, val) }); !errors.Is(err, errReleased) {
 		return err
 	}
 	return nil
