@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,6 +130,34 @@ func TestFlow(t *testing.T) {
 	defer mu.Unlock()
 	if want := []uint32{10, 5, 5, 5, 5, 5, 5, 5}; !slices.Equal(flows, want) {
 		t.Errorf("permits %v, want %v", flows, want)
+	}
+}
+
+// TestFlowStartsAnew: what was taken over a lost connection does not count on the
+// next one.
+func TestFlowStartsAnew(t *testing.T) {
+	k := protocoltest.NewCluster()
+	b := k.NewBroker(t)
+	c := dial(t, b.URL(), quick())
+	store(k, 20)
+	consumer := subscribe(t, c, SubscribeOptions{FromEarliest: true, QueueSize: 10})
+	for range 3 {
+		receive(t, consumer)
+	}
+	var flows atomic.Int32
+	b.SetHook(hookOn(pulsarpb.BaseCommand_FLOW, func(*protocoltest.Conn, *pulsarpb.BaseCommand) bool {
+		flows.Add(1)
+		return false
+	}))
+	cut(t, b, consumer)
+	for range 4 {
+		receive(t, consumer)
+	}
+	if err := consumer.Close(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if n := flows.Load(); n != 1 {
+		t.Errorf("%d FLOWs after four messages, want only the first", n)
 	}
 }
 

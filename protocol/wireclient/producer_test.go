@@ -289,9 +289,9 @@ func TestStrangeReceipts(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Add(1)
-		if err := p.SendAsync(testContext(t), OutMessage{}, func(_ MessageID, err error) {
-			if err != nil {
-				t.Error(err)
+		if err := p.SendAsync(testContext(t), OutMessage{}, func(id MessageID, err error) {
+			if err != nil || id.Entry < 0 {
+				t.Errorf("%v, %v: the id is from a receipt that is not its own", id, err)
 			}
 			wg.Done()
 		}); err != nil {
@@ -385,6 +385,58 @@ func TestProducerRefused(t *testing.T) {
 		_, err := p.Send(ctx, OutMessage{})
 		return err != nil && strings.Contains(err.Error(), "ProducerFenced")
 	})
+}
+
+// TestClosedAtOnce: the broker takes a producer and a consumer and closes them
+// with its next command, before the client has taken note of the first.
+func TestClosedAtOnce(t *testing.T) {
+	k := protocoltest.NewCluster()
+	b := k.NewBroker(t)
+	c := dial(t, b.URL(), quick())
+	var closed atomic.Int32
+	b.SetHook(func(conn *protocoltest.Conn, f protocol.Frame) bool {
+		switch command := f.Command; command.GetType() {
+		case pulsarpb.BaseCommand_PRODUCER:
+			if closed.Add(1) > 5 {
+				return false
+			}
+			id := command.GetProducer().GetProducerId()
+			conn.SendRaw(append(
+				protocol.AppendFrame(nil, &pulsarpb.BaseCommand{
+					Type:            pulsarpb.BaseCommand_PRODUCER_SUCCESS.Enum(),
+					ProducerSuccess: &pulsarpb.CommandProducerSuccess{RequestId: command.GetProducer().RequestId, ProducerName: new("p")},
+				}),
+				protocol.AppendFrame(nil, &pulsarpb.BaseCommand{
+					Type:          pulsarpb.BaseCommand_CLOSE_PRODUCER.Enum(),
+					CloseProducer: &pulsarpb.CommandCloseProducer{ProducerId: &id, RequestId: new(uint64(0))},
+				})...))
+			return true
+		case pulsarpb.BaseCommand_SUBSCRIBE:
+			if closed.Add(1) > 5 {
+				return false
+			}
+			id := command.GetSubscribe().GetConsumerId()
+			conn.SendRaw(append(
+				protocol.AppendFrame(nil, &pulsarpb.BaseCommand{
+					Type: pulsarpb.BaseCommand_SUCCESS.Enum(), Success: &pulsarpb.CommandSuccess{RequestId: command.GetSubscribe().RequestId},
+				}),
+				protocol.AppendFrame(nil, &pulsarpb.BaseCommand{
+					Type:          pulsarpb.BaseCommand_CLOSE_CONSUMER.Enum(),
+					CloseConsumer: &pulsarpb.CommandCloseConsumer{ConsumerId: &id, RequestId: new(uint64(0))},
+				})...))
+			return true
+		default:
+			return false
+		}
+	})
+	consumer := subscribe(t, c, SubscribeOptions{FromEarliest: true})
+	eventually(t, "the consumer is attached", func() bool { return closed.Load() > 5 && consumer.attachedTo() != nil })
+	closed.Store(0)
+	p := produce(t, c, ProducerOptions{})
+	if _, err := p.Send(testContext(t), OutMessage{Payload: []byte("x")}); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, consumer)
 }
 
 func BenchmarkSendAsync(b *testing.B) {
