@@ -50,8 +50,9 @@ type Engine struct {
 	proposed atomic.Int64 // bytes of commands that wait for their result
 	watches  atomic.Int64
 
-	mu   sync.Mutex    // guards lead
-	lead chan struct{} // closed when this node stops leading; nil while it does not lead
+	mu     sync.Mutex    // guards lead and closed
+	lead   chan struct{} // closed when this node stops leading; nil while it does not lead
+	closed bool
 
 	cancel context.CancelFunc // ends the lessor's loop
 	done   sync.WaitGroup     // the lessor's loop
@@ -68,8 +69,12 @@ func NewEngine(group Group, machine *Machine, log *slog.Logger) *Engine {
 	return e
 }
 
-// Close ends the watches and the lease clock, and waits for the latter.
+// Close ends the watches, refuses new ones, and ends the lease clock, for which
+// it waits. Reads and changes go on as long as the group does.
 func (e *Engine) Close() {
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
 	e.leading(false)
 	e.cancel()
 	e.done.Wait()
@@ -83,7 +88,7 @@ func (e *Engine) leading(leading bool) {
 		close(e.lead)
 		e.lead = nil
 	}
-	if leading {
+	if leading && !e.closed {
 		e.lead = make(chan struct{})
 	}
 }

@@ -19,7 +19,8 @@ type Service struct {
 }
 
 // Register starts the leader's side of machine, which group drives, and offers
-// it on s. Close the service after s has stopped and before the group closes.
+// it on s. Close the service before the group closes, and before a graceful stop
+// of s, which would wait for the watches.
 // Errors become statuses in the interceptors of [rpc.NewServer].
 func Register(s grpc.ServiceRegistrar, group Group, machine *Machine, log *slog.Logger) *Service {
 	service := &Service{engine: NewEngine(group, machine, log)}
