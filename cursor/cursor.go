@@ -341,9 +341,8 @@ func (c *Cursor) Rewind() {
 	c.epoch++
 }
 
-// MoveTo moves a cursor that is not durable forward, so that it starts at or
-// after p: the entries before it are gone. It does nothing if the cursor is
-// further already.
+// MoveTo moves the cursor forward, so that it starts at or after p: the entries
+// before it are gone. It does nothing if the cursor is further already.
 func (c *Cursor) MoveTo(p ledger.Position) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

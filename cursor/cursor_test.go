@@ -78,6 +78,11 @@ func (m *memStore) set(change func()) {
 	change()
 }
 
+func (m *memStore) mark() (p ledger.Position) {
+	m.set(func() { p = m.state.MarkDeleted })
+	return p
+}
+
 func options(s Store) Options {
 	return Options{Store: s, Interval: time.Second, Timeout: 10 * time.Second, MaxRanges: 3, Log: slog.New(slog.DiscardHandler)}
 }
@@ -112,9 +117,11 @@ func TestSavesOncePerIntervalAndOnClose(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		// Created at 0; acknowledged at 0, 0.41 ... 3.28; saved at 1, 2, 3 and 4 seconds.
 		var marks []ledger.EntryID
-		for _, s := range store.saves {
-			marks = append(marks, s.MarkDeleted.Entry)
-		}
+		store.set(func() {
+			for _, s := range store.saves {
+				marks = append(marks, s.MarkDeleted.Entry)
+			}
+		})
 		if want := []ledger.EntryID{-1, 2, 4, 7, 8}; !slices.Equal(marks, want) {
 			t.Errorf("saved mark-delete entries %v, want %v", marks, want)
 		}
@@ -127,7 +134,7 @@ func TestSavesOncePerIntervalAndOnClose(t *testing.T) {
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if got := store.state.MarkDeleted; got != at(7, 9) {
+		if got := store.mark(); got != at(7, 9) {
 			t.Errorf("after Close the record says %v, want 7:9", got)
 		}
 		if err := c.AckCumulative(at(7, 9)); !errors.Is(err, ErrClosed) {
@@ -192,13 +199,37 @@ func TestRecordHoldsABoundedNumberOfRanges(t *testing.T) {
 	})
 }
 
+// TestLoadAfterATrim: the former owner trimmed what it had acknowledged and not
+// yet saved. The cursor starts at what is left.
+func TestLoadAfterATrim(t *testing.T) {
+	store := &memStore{state: State{MarkDeleted: at(3, 1), Acked: []Range{{3, 5, 6}, {9, 0, 1}}}, version: 4}
+	open := &Open{ID: 9, Base: 20}
+	open.Confirm(4)
+	l := NewLayout(nil, open, ledger.Position{})
+	c, err := Load(t.Context(), "sub", func() *Layout { return l }, options(store))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.IsAcked(at(3, 4)) || c.MarkDeleted() != at(9, 1) || c.Backlog() != 3 || c.ReadPosition() != at(9, 2) {
+		t.Errorf("loaded %+v, want mark-delete 9:1, backlog 3", c.Stats())
+	}
+	if err := c.verify(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestLoadRestoresAndTakesOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memStore{}
+		var mu sync.Mutex
 		var lost error
 		l := ten()
 		o := options(store)
-		o.Lost = func(err error) { lost = err }
+		o.Lost = func(err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			lost = err
+		}
 		old, err := Create(t.Context(), "sub", func() *Layout { return l }, at(7, -1), o)
 		if err != nil {
 			t.Fatal(err)
@@ -222,11 +253,13 @@ func TestLoadRestoresAndTakesOver(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
 		if !errors.Is(lost, ErrConflict) {
 			t.Errorf("the old owner was told %v, want ErrConflict", lost)
 		}
-		if store.state.MarkDeleted != at(7, 2) {
-			t.Errorf("the record says %v, the old owner overwrote it", store.state.MarkDeleted)
+		if store.mark() != at(7, 2) {
+			t.Errorf("the record says %v, the old owner overwrote it", store.mark())
 		}
 		if err := old.Close(t.Context()); err != nil {
 			t.Errorf("closing the old one: %v", err)
@@ -248,8 +281,8 @@ func TestFailedSaveIsRetried(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		store.set(func() { store.fail = nil })
 		time.Sleep(1100 * time.Millisecond)
-		if store.state.MarkDeleted != at(7, 3) || c.Stats().Dirty {
-			t.Errorf("the record says %v (dirty %v), want 7:3 saved", store.state.MarkDeleted, c.Stats().Dirty)
+		if store.mark() != at(7, 3) || c.Stats().Dirty {
+			t.Errorf("the record says %v (dirty %v), want 7:3 saved", store.mark(), c.Stats().Dirty)
 		}
 		c.Close(t.Context())
 	})
@@ -281,7 +314,7 @@ func TestResetWritesFirst(t *testing.T) {
 		if c.MarkDeleted() != at(7, 1) || c.ReadPosition() != at(7, 2) || c.Backlog() != 8 {
 			t.Errorf("after the reset %+v, want mark-delete 7:1, read 7:2, backlog 8", c.Stats())
 		}
-		if store.state.MarkDeleted != at(7, 1) || len(store.state.Acked) != 0 {
+		if store.mark() != at(7, 1) || len(store.state.Acked) != 0 {
 			t.Errorf("the record says %+v", store.state)
 		}
 
@@ -296,8 +329,8 @@ func TestResetWritesFirst(t *testing.T) {
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if store.state.MarkDeleted != at(7, 1) {
-			t.Errorf("the record says %v after a failed reset and Close, want 7:1", store.state.MarkDeleted)
+		if store.mark() != at(7, 1) {
+			t.Errorf("the record says %v after a failed reset and Close, want 7:1", store.mark())
 		}
 	})
 }

@@ -104,6 +104,7 @@ func Load(ctx context.Context, name string, layout func() *Layout, o Options) (*
 			c.restore(l, r)
 		}
 		c.absorbLocked(l)
+		c.MoveTo(l.First()) // what was trimmed had been acknowledged, if not saved as such
 		c.attach(o, version)
 		return c, nil
 	}

@@ -88,7 +88,7 @@ func (m *ManagedLedger) Append(data []byte, done func(ledger.Position, error)) {
 	m.pending.push(a)
 	m.pendingBytes.Add(int64(len(data)))
 	if m.state == stateOpen {
-		m.sendLocked(a)
+		m.sendLocked(a, a.since)
 	}
 	m.mu.Unlock()
 }
@@ -96,7 +96,7 @@ func (m *ManagedLedger) Append(data []byte, done func(ledger.Position, error)) {
 // sendLocked sends a to the current ledger and notices if that is full then.
 // Writers take appends without blocking and answer from their own goroutine, so
 // calling them under mu is what keeps the order.
-func (m *ManagedLedger) sendLocked(a *add) {
+func (m *ManagedLedger) sendLocked(a *add, now time.Time) {
 	a.sent = true
 	a.at = ledger.Position{Ledger: m.writer.ID(), Entry: ledger.EntryID(m.entries)}
 	m.sent++
@@ -104,7 +104,7 @@ func (m *ManagedLedger) sendLocked(a *add) {
 	m.bytes += int64(len(a.data))
 	generation := m.generation
 	m.writer.Append(a.data, func(entry ledger.EntryID, err error) { m.answered(a, generation, entry, err) })
-	if m.fullLocked(a.since) {
+	if m.fullLocked(now) {
 		m.state = stateClosing // once all that was sent is answered, the ledger is closed
 	}
 }

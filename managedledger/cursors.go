@@ -143,6 +143,9 @@ func (m *ManagedLedger) unlockCursors() { <-m.cursorTurn }
 // Ack acknowledges single entries. Those acknowledged already, or gone, are
 // skipped; one beyond the end fails the whole call with [ErrBeyondEnd].
 func (r *Reader) Ack(positions []ledger.Position) error {
+	if err := r.m.failure(); err != nil {
+		return err
+	}
 	if err := r.c.Ack(positions); err != nil {
 		return r.ackError(err)
 	}
@@ -154,6 +157,9 @@ func (r *Reader) Ack(positions []ledger.Position) error {
 // [ErrBeyondEnd], or, harmlessly, with [ErrBehind] if p is before the mark-delete
 // position.
 func (r *Reader) AckCumulative(p ledger.Position) error {
+	if err := r.m.failure(); err != nil {
+		return err
+	}
 	if err := r.c.AckCumulative(p); err != nil {
 		return r.ackError(err)
 	}
@@ -217,14 +223,27 @@ func (r *Reader) Seek(ctx context.Context, p ledger.Position) error {
 	if err := r.m.failure(); err != nil {
 		return err
 	}
-	if err := r.c.Reset(ctx, p); err != nil {
-		return r.ackError(err)
+	if err := r.reset(ctx, p); err != nil {
+		return err
 	}
 	r.mu.Lock()
 	r.fetchErr, r.replayErr = nil, nil
 	r.mu.Unlock()
 	r.acked()
 	r.signal()
+	return nil
+}
+
+// reset moves the cursor. Trimming stands still meanwhile: what the cursor goes
+// back to is there when it has arrived.
+func (r *Reader) reset(ctx context.Context, p ledger.Position) error {
+	if err := r.m.lockCursors(ctx); err != nil {
+		return fmt.Errorf("seek of %q: %w", r.Name(), err)
+	}
+	defer r.m.unlockCursors()
+	if err := r.c.Reset(ctx, p); err != nil {
+		return r.ackError(err)
+	}
 	return nil
 }
 
@@ -269,6 +288,9 @@ func (r *Reader) SeekTime(ctx context.Context, publishTime func(entry []byte) (i
 
 // Skip acknowledges the next n entries that are not acknowledged.
 func (r *Reader) Skip(_ context.Context, n int64) error {
+	if err := r.m.failure(); err != nil {
+		return err
+	}
 	if err := r.c.Skip(n); err != nil {
 		return r.ackError(err)
 	}
@@ -278,6 +300,9 @@ func (r *Reader) Skip(_ context.Context, n int64) error {
 
 // ClearBacklog acknowledges everything there is at this moment.
 func (r *Reader) ClearBacklog(_ context.Context) error {
+	if err := r.m.failure(); err != nil {
+		return err
+	}
 	if err := r.c.Clear(); err != nil {
 		return r.ackError(err)
 	}

@@ -40,9 +40,10 @@
 //
 // # Lock order
 //
-// ManagedLedger.metaTurn (a channel, held over I/O) before completing before mu;
-// Reader.mu before the cursor's, the waiters' and the permits' own. Neither mu
-// is held over a callback or over I/O.
+// ManagedLedger.metaTurn and then cursorTurn (channels, held over I/O) before
+// completing before mu; a source's before Reader.mu before the cursor's, the
+// waiters', the sources' and the permits' own. No mutex is held over I/O;
+// completing is held over the callbacks of adds, none over those of reads.
 //
 // # Goroutines
 //

@@ -29,7 +29,8 @@ type source struct {
 	m       *ManagedLedger
 	id      ledger.ID
 	strand  *executor.Strand
-	flights []*flight // touched on the strand only
+	mu      sync.Mutex // for reads that settle after the strand was closed; lock it before any Reader's
+	flights []*flight  // guarded by mu
 }
 
 // want is somebody's wish for the entries first to last of a ledger, or a prefix
@@ -123,6 +124,8 @@ func (s *sources) end() {
 // covers its first entry, or by a new one. It runs on the strand.
 func (w *want) Run() {
 	src := w.source
+	src.mu.Lock()
+	defer src.mu.Unlock()
 	for _, f := range src.flights {
 		if f.first <= w.first && w.first <= f.last {
 			f.wants = append(f.wants, w)
@@ -150,7 +153,7 @@ func (f *flight) fly(noPermit error) {
 		f.read()
 	}
 	if src.strand.Submit(f) != nil {
-		f.Run() // the strand has ended, so nothing else touches the flights
+		f.Run() // the ledger was trimmed, or the managed ledger closed
 	}
 }
 
@@ -195,9 +198,11 @@ func (f *flight) check() error {
 }
 
 // Run settles the read: everybody who waits gets the part it wants. It runs on
-// the strand, or alone once the strand has ended.
+// the strand, or where the read ended once the strand is closed.
 func (f *flight) Run() {
 	src := f.source
+	src.mu.Lock()
+	defer src.mu.Unlock()
 	src.flights = slices.DeleteFunc(src.flights, func(other *flight) bool { return other == f })
 	for _, w := range f.wants {
 		skip := int(w.first - f.first)

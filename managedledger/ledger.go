@@ -57,7 +57,8 @@ type ManagedLedger struct {
 	// metaTurn holds a token while somebody changes the record. It is a channel
 	// because it is held over I/O.
 	metaTurn chan struct{}
-	// cursorTurn holds a token while a durable cursor is opened or deleted.
+	// cursorTurn holds a token while a durable cursor is opened, deleted or moved
+	// back, and while trimming decides what nobody needs. It is taken after metaTurn.
 	cursorTurn chan struct{}
 	record     *record          // guarded by metaTurn; replaced, never changed
 	version    metadata.Version // guarded by metaTurn

@@ -21,10 +21,27 @@ func newOwner() string {
 	return hex.EncodeToString(id[:])
 }
 
-// takeOver opens a managed ledger: it fixes the end of the last ledger, makes a
-// new one, writes the list (which fences the former owner), and takes the
-// cursors over.
+// takeOverAttempts is how often an opening starts over because the record changed
+// under it: the former owner may be at work until it is fenced.
+const takeOverAttempts = 5
+
 func (f *Factory) takeOver(ctx context.Context, name string) (*ManagedLedger, error) {
+	retry := f.backoff()
+	for attempt := 1; ; attempt++ {
+		m, err := f.tryTakeOver(ctx, name)
+		if !errors.Is(err, errConflict) || attempt == takeOverAttempts {
+			return m, err
+		}
+		if waitErr := retry.wait(ctx); waitErr != nil {
+			return nil, err
+		}
+	}
+}
+
+// tryTakeOver opens a managed ledger: it fixes the end of the last ledger, makes
+// a new one, writes the list (which fences the former owner), and takes the
+// cursors over.
+func (f *Factory) tryTakeOver(ctx context.Context, name string) (*ManagedLedger, error) {
 	rec, version, err := f.loadRecord(ctx, name)
 	if err != nil {
 		return nil, err
@@ -54,7 +71,7 @@ func (f *Factory) takeOver(ctx context.Context, name string) (*ManagedLedger, er
 			if writer != nil {
 				m.discard(writer.ID())
 			}
-			return nil, fmt.Errorf("%w: another broker is opening it: %w", ErrFenced, err)
+			return nil, fmt.Errorf("%w: another broker is using it: %w", ErrFenced, err)
 		}
 		return nil, err
 	}

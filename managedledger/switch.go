@@ -210,7 +210,7 @@ func (m *ManagedLedger) install(old ledger.ID, end Closed, writer Writer) (resen
 		if m.state != stateOpen {
 			break // full already: the rest goes to the ledger after it
 		}
-		m.sendLocked(a)
+		m.sendLocked(a, time.Now())
 	}
 	m.noteLocked()
 	m.mu.Unlock()

@@ -102,6 +102,10 @@ func (m *ManagedLedger) unlistConsumed(timer bool) ([]ledger.ID, error) {
 		return nil, err
 	}
 	defer m.giveTurn()
+	if err := m.lockCursors(ctx); err != nil {
+		return nil, err
+	}
+	defer m.unlockCursors()
 	n := m.consumed(m.view.Load(), timer)
 	if n == 0 {
 		return m.record.unlisted, nil

@@ -1,0 +1,627 @@
+package managedledger
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/magnetar-io/magnetar/ledger"
+	"github.com/magnetar-io/magnetar/metadata/metadatatest"
+)
+
+// uncached is a managed ledger whose n entries "0" to "n-1" are in ledger 1 and
+// not in the cache, and its bookies.
+func uncached(t *testing.T, n int, cfg Config) (*ManagedLedger, *fakeBookies) {
+	t.Helper()
+	b, meta := newBookies(), metadatatest.NewMemory(t)
+	first := mustOpen(t, testFactory(t, b, meta, cfg), topic)
+	for i := range n {
+		first.Append([]byte(strconv.Itoa(i)), func(_ ledger.Position, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := first.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return mustOpen(t, testFactory(t, b, meta, cfg), topic), b
+}
+
+// gate holds reads from given positions until they are let go.
+type gate struct {
+	mu      sync.Mutex
+	held    map[ledger.Position]chan struct{}
+	arrived map[ledger.Position]chan struct{}
+}
+
+func (b *fakeBookies) holdReads(ps ...ledger.Position) *gate {
+	g := &gate{held: map[ledger.Position]chan struct{}{}, arrived: map[ledger.Position]chan struct{}{}}
+	for _, p := range ps {
+		g.held[p], g.arrived[p] = make(chan struct{}), make(chan struct{})
+	}
+	b.set(func() {
+		b.onRead = func(ctx context.Context, p ledger.Position) error {
+			g.mu.Lock()
+			hold, arrived := g.held[p], g.arrived[p]
+			if arrived != nil {
+				close(arrived)
+				delete(g.arrived, p)
+			}
+			g.mu.Unlock()
+			if hold == nil {
+				return nil
+			}
+			select {
+			case <-hold:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	return g
+}
+
+func (g *gate) let(p ledger.Position) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.held[p])
+	delete(g.held, p)
+}
+
+func await(t *testing.T, what string, ch <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-ch:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("timed out waiting for %s", what)
+	}
+}
+
+// eventually waits for a condition that no channel announces.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("timed out waiting for %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestNothingWaitsForAHeldMiss: while a read from a bookie hangs, cached reads,
+// other misses of the same ledger, and appends go on.
+func TestNothingWaitsForAHeldMiss(t *testing.T) {
+	m, b := uncached(t, 1000, testConfig())
+	g := b.holdReads(at(1, 0))
+	arrived := g.arrived[at(1, 0)]
+	stuck := m.NewReader("stuck", at(1, 0))
+	if _, err := stuck.TryRead(Limit{Entries: 10}); !errors.Is(err, ErrWouldBlock) {
+		t.Fatalf("TryRead of an uncached entry = %v, want ErrWouldBlock", err)
+	}
+	await(t, "the held read", arrived)
+
+	other := m.NewReader("other", at(1, 500))
+	if got := readAll(t, other, 10, Limit{Entries: 10}); string(got[0].Data) != "500" {
+		t.Errorf("the second miss read %q", got[0].Data)
+	}
+	tail := m.NewReader("tail", at(math.MaxInt64, 0))
+	ps := appendAll(t, m, "new")
+	batch, err := tail.TryRead(Limit{Entries: 10})
+	if err != nil || batch.Entries[0].Position != ps[0] {
+		t.Fatalf("a cached read = %v, %v", batch, err)
+	}
+	batch.Release()
+	called := false
+	tail.Rewind()
+	if err := tail.Seek(t.Context(), ps[0]); err != nil {
+		t.Fatal(err)
+	}
+	tail.m.cfg.ReadCallbackInline = true
+	tail.ReadEntries(0, Limit{Entries: 1}, func(_ int, b *Batch, err error) {
+		called = err == nil && b.Entries[0].Position == ps[0]
+		b.Release()
+	})
+	if !called {
+		t.Error("a cached ReadEntries did not complete before it returned")
+	}
+	g.let(at(1, 0))
+	if got := readAll(t, stuck, 10, Limit{Entries: 10}); string(got[0].Data) != "0" {
+		t.Errorf("the held read brought %q", got[0].Data)
+	}
+	noneLeft(t, m, stuck, other, tail)
+}
+
+// noneLeft closes readers and checks that every permit came back.
+func noneLeft(t *testing.T, m *ManagedLedger, readers ...*Reader) {
+	t.Helper()
+	for _, r := range readers {
+		if err := r.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	noReadsInFlight(t, m.f)
+}
+
+func TestEqualReadsAreMerged(t *testing.T) {
+	m, b := uncached(t, 100, testConfig())
+	g := b.holdReads(at(1, 0))
+	readers := make([]*Reader, 8)
+	for i := range readers {
+		readers[i] = m.NewReader(fmt.Sprint(i), at(1, ledger.EntryID(i)))
+		if _, err := readers[i].TryRead(Limit{Entries: 10}); !errors.Is(err, ErrWouldBlock) {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "all to join", func() bool {
+		var n int
+		done := make(chan struct{})
+		m.sources.mu.Lock()
+		strand := m.sources.byID[1].strand
+		m.sources.mu.Unlock()
+		strand.Submit(taskFunc(func() {
+			for _, f := range m.sources.byID[1].flights {
+				n += len(f.wants)
+			}
+			close(done)
+		}))
+		<-done
+		return n == len(readers)
+	})
+	g.let(at(1, 0))
+	for i, r := range readers {
+		if got := readAll(t, r, 10, Limit{Entries: 10}); got[0].Position != at(1, ledger.EntryID(i)) {
+			t.Errorf("reader %d got %v", i, got[0].Position)
+		}
+	}
+	b.mu.Lock()
+	reads := b.reads
+	b.mu.Unlock()
+	if reads != 1 {
+		t.Errorf("%d reads from the bookies for 8 equal ones, want 1", reads)
+	}
+	noneLeft(t, m, readers...)
+}
+
+type taskFunc func()
+
+func (f taskFunc) Run() { f() }
+
+// TestReadFailureShowsOnce: the error comes from one TryRead, the read position
+// stays, and the next try reads.
+func TestReadFailureShowsOnce(t *testing.T) {
+	m, b := uncached(t, 10, testConfig())
+	var broken atomic.Bool
+	broken.Store(true)
+	b.set(func() {
+		b.onRead = func(context.Context, ledger.Position) error {
+			if broken.Load() {
+				return errPlanned
+			}
+			return nil
+		}
+	})
+	r := m.NewReader("r", at(1, 3))
+	if _, err := r.TryRead(Limit{Entries: 2}); !errors.Is(err, ErrWouldBlock) {
+		t.Fatal(err)
+	}
+	await(t, "Ready", r.Ready())
+	if _, err := r.TryRead(Limit{Entries: 2}); !errors.Is(err, errPlanned) {
+		t.Fatalf("TryRead = %v, want the failure", err)
+	}
+	if r.ReadPosition() != at(1, 3) {
+		t.Errorf("read position %v after a failure, want 1:3", r.ReadPosition())
+	}
+	broken.Store(false)
+	if got := readAll(t, r, 2, Limit{Entries: 2}); string(got[0].Data) != "3" {
+		t.Errorf("after the failure %q", got[0].Data)
+	}
+	noneLeft(t, m, r)
+}
+
+// TestNoLostWakeUp races one append against a reader that looks and then waits,
+// thousands of times. If a wake-up got lost, the reader would sleep for ever.
+func TestNoLostWakeUp(t *testing.T) {
+	for name, cacheMB := range map[string]int{"cached": 64, "uncached": 0} {
+		t.Run(name, func(t *testing.T) {
+			cfg := testConfig()
+			cfg.CacheSizeMB = cacheMB
+			cfg.MaxEntriesPerLedger = 500
+			m := mustOpen(t, testFactory(t, newBookies(), metadatatest.NewMemory(t), cfg), topic)
+			rounds := 4000
+			if cacheMB == 0 {
+				rounds = 1500
+			}
+			const readers = 3
+			var wg sync.WaitGroup
+			read := make(chan int, readers)
+			stop := make(chan struct{})
+			for k := range readers {
+				r := m.NewReader(fmt.Sprint(k), at(0, 0))
+				wg.Go(func() {
+					defer r.Close(context.Background())
+					for n := 0; n < rounds; {
+						b, err := r.TryRead(Limit{Entries: 1})
+						if errors.Is(err, ErrWouldBlock) {
+							select {
+							case <-r.Ready():
+							case <-stop:
+								return
+							}
+							continue
+						}
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						b.Release()
+						n++
+						read <- n
+					}
+				})
+			}
+			timeout := time.After(60 * time.Second)
+			for i := range rounds {
+				m.Append([]byte("x"), func(ledger.Position, error) {})
+				for range readers {
+					select {
+					case <-read:
+					case <-timeout:
+						close(stop)
+						t.Fatalf("round %d: a reader sleeps although there is an entry; %+v", i, m.Stats())
+					}
+				}
+			}
+			wg.Wait()
+			noReadsInFlight(t, m.f)
+		})
+	}
+}
+
+func TestTryReplay(t *testing.T) {
+	cfg := testConfig()
+	cfg.MaxEntriesPerLedger = 10
+	m, b := uncached(t, 30, cfg)
+	sub, err := m.OpenCursor(t.Context(), "sub", Earliest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ps := appendAll(t, m, "tail")
+	readAll(t, sub, 31, Limit{Entries: 100})
+	if err := sub.Ack([]ledger.Position{at(1, 5), at(1, 0)}); err != nil {
+		t.Fatal(err)
+	}
+	ask := []ledger.Position{at(2, 3), at(1, 5), at(1, 7), at(1, 8), at(9, 9), ps[0], at(1, 2)}
+	replay := func(positions []ledger.Position, limit Limit) []ledger.Entry {
+		t.Helper()
+		var all []ledger.Entry
+		for {
+			batch, err := sub.TryReplay(positions, limit)
+			switch {
+			case errors.Is(err, ErrWouldBlock):
+				await(t, "Ready", sub.Ready())
+				continue
+			case err != nil:
+				t.Fatal(err)
+			case len(batch.Entries) == 0:
+				return all
+			}
+			all = append(all, batch.Entries...)
+			batch.Release()
+			last := batch.Entries[len(batch.Entries)-1].Position
+			for len(positions) > 0 && positions[0] != last {
+				positions = positions[1:]
+			}
+			positions = positions[1:]
+		}
+	}
+	var got []string
+	for _, e := range replay(ask, Limit{Entries: 3}) {
+		got = append(got, fmt.Sprintf("%v=%s", e.Position, e.Data))
+	}
+	if want := fmt.Sprint([]string{"2:3=13", "1:7=7", "1:8=8", fmt.Sprintf("%v=tail", ps[0]), "1:2=2"}); fmt.Sprint(got) != want {
+		t.Errorf("replayed %v, want %v: the order asked for, without 1:5 (acknowledged) and 9:9 (not there)", got, want)
+	}
+	if sub.ReadPosition() != ps[0].Next() {
+		t.Errorf("read position %v, want %v: a replay does not move it", sub.ReadPosition(), ps[0].Next())
+	}
+	// A failure shows once.
+	sub.Rewind()
+	b.set(func() { b.onRead = func(context.Context, ledger.Position) error { return errPlanned } })
+	if _, err := sub.TryReplay(ask, Limit{}); !errors.Is(err, ErrWouldBlock) {
+		t.Fatal(err)
+	}
+	eventually(t, "the failure", func() bool {
+		_, err := sub.TryReplay(ask, Limit{})
+		return errors.Is(err, errPlanned)
+	})
+	b.set(func() { b.onRead = nil })
+	// A replayed entry that would be read next is not read again.
+	if sub.ReadPosition() != at(1, 1) {
+		t.Fatalf("read position %v, want 1:1", sub.ReadPosition())
+	}
+	replay([]ledger.Position{at(1, 1)}, Limit{Entries: 1})
+	if got := readAll(t, sub, 1, Limit{Entries: 1}); got[0].Position != at(1, 2) {
+		t.Errorf("read %v after replaying 1:1, want 1:2", got[0].Position)
+	}
+	noneLeft(t, m, sub)
+}
+
+func TestReaderStartsWhereAsked(t *testing.T) {
+	cfg := testConfig()
+	cfg.MaxEntriesPerLedger = 10
+	m, _ := uncached(t, 25, cfg)
+	tests := []struct {
+		name  string
+		start ledger.Position
+		want  ledger.Position
+	}{
+		{"earliest", at(-1, -1), at(1, 0)},
+		{"inclusive", at(1, 4), at(1, 4)},
+		{"before-a-ledger", at(2, -1), at(2, 0)},
+		{"past-a-ledger", at(1, 10), at(2, 0)},
+		{"latest", at(math.MaxInt64, math.MaxInt64), at(4, 0)},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := m.NewReader(tt.name, tt.start)
+			if got := r.ReadPosition(); got != tt.want {
+				t.Errorf("NewReader(%v) reads at %v, want %v", tt.start, got, tt.want)
+			}
+			if r.Durable() {
+				t.Error("it is durable")
+			}
+			noneLeft(t, m, r)
+		})
+	}
+}
+
+func TestSeekTime(t *testing.T) {
+	cfg := testConfig()
+	cfg.MaxEntriesPerLedger = 7
+	m, _ := uncached(t, 50, cfg)
+	r := m.NewReader("r", at(0, 0))
+	published := func(entry []byte) (int64, error) {
+		n, err := strconv.ParseInt(string(entry), 10, 64)
+		return 1000 + n/2*10, err // two entries share a time
+	}
+	for _, tt := range []struct{ at, want int64 }{
+		{0, 0}, {1000, 0}, {1001, 2}, {1010, 2}, {1100, 20}, {1239, 48}, {1240, 48},
+	} {
+		if err := r.SeekTime(t.Context(), published, tt.at); err != nil {
+			t.Fatal(err)
+		}
+		if got := readAll(t, r, 1, Limit{}); string(got[0].Data) != fmt.Sprint(tt.want) {
+			t.Errorf("SeekTime(%d) leads to %q, want %d", tt.at, got[0].Data, tt.want)
+		}
+	}
+	if err := r.SeekTime(t.Context(), published, 5000); err != nil {
+		t.Fatal(err)
+	}
+	if r.Backlog() != 0 {
+		t.Errorf("after a seek beyond all times the backlog is %d", r.Backlog())
+	}
+	noneLeft(t, m, r)
+}
+
+func TestReadEntry(t *testing.T) {
+	m, b := uncached(t, 5, testConfig())
+	data, err := m.ReadEntry(t.Context(), at(1, 3))
+	if err != nil || string(data) != "3" {
+		t.Errorf("ReadEntry(1:3) = %q, %v", data, err)
+	}
+	for _, p := range []ledger.Position{at(1, 5), at(1, -1), at(7, 0)} {
+		if _, err := m.ReadEntry(t.Context(), p); !errors.Is(err, ledger.ErrNoSuchEntry) {
+			t.Errorf("ReadEntry(%v) = %v, want ErrNoSuchEntry", p, err)
+		}
+	}
+	b.set(func() { b.onRead = func(context.Context, ledger.Position) error { return errPlanned } })
+	if _, err := m.ReadEntry(t.Context(), at(1, 2)); !errors.Is(err, errPlanned) {
+		t.Errorf("ReadEntry of a broken bookie = %v", err)
+	}
+	noReadsInFlight(t, m.f)
+}
+
+// TestBatchReturnsItsPermitOnce counts bytes, for entries of the cache, of a
+// bookie, and of a replay.
+func TestBatchReturnsItsPermitOnce(t *testing.T) {
+	m, _ := uncached(t, 10, testConfig())
+	sub, err := m.OpenCursor(t.Context(), "sub", Earliest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	appendAll(t, m, "eleven")
+	var batches []*Batch
+	var held int64
+	for n := 0; n < 11; {
+		b, err := sub.TryRead(Limit{Entries: 4})
+		if errors.Is(err, ErrWouldBlock) {
+			await(t, "Ready", sub.Ready())
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += len(b.Entries)
+		held += b.Bytes()
+		batches = append(batches, b)
+	}
+	for {
+		b, err := sub.TryReplay([]ledger.Position{at(1, 2), at(1, 3)}, Limit{Entries: 2})
+		if errors.Is(err, ErrWouldBlock) {
+			await(t, "Ready", sub.Ready())
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, held = append(batches, b), held+b.Bytes()
+		break
+	}
+	eventually(t, "only the batches to hold permits", func() bool {
+		used, _ := m.f.reads.inUse()
+		return used == held
+	})
+	for _, b := range batches {
+		n := b.Bytes()
+		for range 3 {
+			b.Release()
+		}
+		held -= n
+		if used, _ := m.f.reads.inUse(); used != held {
+			t.Fatalf("%d bytes in flight after a release, want %d", used, held)
+		}
+	}
+	noneLeft(t, m, sub)
+}
+
+// TestReadsWaitForPermits: beyond the limit fetches wait, cached reads do not,
+// and fetched entries that nobody takes are given up for others.
+func TestReadsWaitForPermits(t *testing.T) {
+	cfg := testConfig()
+	cfg.MaxReadsInFlightMB = 1
+	b, meta := newBookies(), metadatatest.NewMemory(t)
+	first := mustOpen(t, testFactory(t, b, meta, cfg), topic)
+	big := bytes.Repeat([]byte("x"), 600<<10)
+	appendAll(t, first, string(big), string(big), string(big), string(big))
+	if err := first.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m := mustOpen(t, testFactory(t, b, meta, cfg), topic)
+	holder := m.NewReader("holder", at(1, 0))
+	var held *Batch
+	eventually(t, "the first batch", func() (ok bool) {
+		batch, err := holder.TryRead(Limit{Entries: 1})
+		if err == nil {
+			held = batch
+		}
+		return err == nil
+	})
+	// Besides the batch, holder's prefetch may lie around; it is reclaimed.
+	waiter := m.NewReader("waiter", at(1, 2))
+	if _, err := waiter.TryRead(Limit{Entries: 1}); !errors.Is(err, ErrWouldBlock) {
+		t.Fatal(err)
+	}
+	tail := m.NewReader("tail", at(math.MaxInt64, 0))
+	appendAll(t, m, "cached")
+	if batch, err := tail.TryRead(Limit{}); err != nil {
+		t.Errorf("a cached read waits for permits: %v", err)
+	} else {
+		batch.Release()
+	}
+	eventually(t, "the fetch to wait in line", func() bool {
+		_, waiting := m.f.reads.inUse()
+		return waiting > 0
+	})
+	held.Release()
+	if got := readAll(t, waiter, 1, Limit{Entries: 1}); got[0].Position != at(1, 2) {
+		t.Errorf("read %v", got[0].Position)
+	}
+	noneLeft(t, m, holder, waiter, tail)
+}
+
+// TestPermitTimeout: a fetch that waits too long fails with ErrTooManyReads, and
+// so does one that finds the line full.
+func TestPermitTimeout(t *testing.T) {
+	p := newPermits(100, 1, 50*time.Millisecond, func() {})
+	defer p.close()
+	answers := make(chan error, 3)
+	grant := func(err error) { answers <- err }
+	p.acquire(t.Context(), 100, grant)
+	if err := <-answers; err != nil {
+		t.Fatal(err)
+	}
+	p.acquire(t.Context(), 1, grant)
+	p.acquire(t.Context(), 1, grant)
+	for range 2 {
+		if err := <-answers; !errors.Is(err, ErrTooManyReads) {
+			t.Errorf("%v, want ErrTooManyReads", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	p.acquire(ctx, 1, grant)
+	cancel()
+	if err := <-answers; !errors.Is(err, ErrClosed) {
+		t.Errorf("%v after its context ended, want ErrClosed", err)
+	}
+	p.release(100)
+	if used, waiting := p.inUse(); used != 0 || waiting != 0 {
+		t.Errorf("%d in use, %d waiting", used, waiting)
+	}
+}
+
+// TestCloseWhileReadsHang: closing ends reads that wait for a bookie or a permit.
+func TestCloseWhileReadsHang(t *testing.T) {
+	m, b := uncached(t, 10, testConfig())
+	b.holdReads(at(1, 0))
+	r := m.NewReader("r", at(1, 0))
+	answers := make(chan error, 2)
+	r.ReadEntries(0, Limit{Entries: 1}, func(_ int, _ *Batch, err error) { answers <- err })
+	go func() {
+		_, err := m.ReadEntry(context.Background(), at(1, 0))
+		answers <- err
+	}()
+	eventually(t, "both reads", func() bool { return m.sources.isBusy() })
+	if err := m.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		select {
+		case err := <-answers:
+			if !errors.Is(err, ErrClosed) {
+				t.Errorf("a read = %v, want ErrClosed", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("a read was not answered")
+		}
+	}
+	noReadsInFlight(t, m.f)
+}
+
+func (s *sources) isBusy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.byID) > 0
+}
+
+func TestDurableReaderCloses(t *testing.T) {
+	cfg := testConfig()
+	cfg.MaxEntriesPerLedger = 2
+	m := mustOpen(t, testFactory(t, newBookies(), metadatatest.NewMemory(t), cfg), topic)
+	sub, err := m.OpenCursor(t.Context(), "sub", Earliest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ps := appendAll(t, m, "a", "b", "c", "d", "e")
+	readAll(t, sub, 5, Limit{Entries: 5})
+	if err := sub.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sub.TryRead(Limit{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("TryRead after Close = %v, want ErrClosed", err)
+	}
+	// The cursor still holds its data, and comes back where it was.
+	again, err := m.OpenCursor(t.Context(), "sub", Latest)
+	if err != nil || again != sub {
+		t.Fatalf("OpenCursor = %p, %v, want %p", again, err, sub)
+	}
+	if got := readAll(t, again, 5, Limit{Entries: 5}); got[0].Position != ps[0] {
+		t.Errorf("it reads from %v, want %v", got[0].Position, ps[0])
+	}
+	if err := m.DeleteCursor(t.Context(), "sub"); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.DeleteCursor(t.Context(), "sub"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("deleting it again = %v, want ErrNotFound", err)
+	}
+	noReadsInFlight(t, m.f)
+}
