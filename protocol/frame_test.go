@@ -64,7 +64,7 @@ func TestCommandDoesNotAliasTheReader(t *testing.T) {
 	connect := &pulsarpb.BaseCommand{
 		Type: pulsarpb.BaseCommand_CONNECT.Enum(),
 		Connect: &pulsarpb.CommandConnect{
-			ClientVersion: proto.String("client"), AuthMethodName: proto.String("token"), AuthData: []byte("secret"),
+			ClientVersion: new("client"), AuthMethodName: new("token"), AuthData: []byte("secret"),
 		},
 	}
 	stream := AppendFrame(nil, connect)

@@ -20,9 +20,9 @@ func itoa(n int) string { return strconv.Itoa(n) }
 
 func testMetadata() *pulsarpb.MessageMetadata {
 	return &pulsarpb.MessageMetadata{
-		ProducerName: proto.String("producer-1"), SequenceId: proto.Uint64(42), PublishTime: proto.Uint64(1_700_000_000_123),
-		Properties:   []*pulsarpb.KeyValue{{Key: proto.String("colour"), Value: proto.String("red")}},
-		PartitionKey: proto.String("key-7"),
+		ProducerName: new("producer-1"), SequenceId: proto.Uint64(42), PublishTime: proto.Uint64(1_700_000_000_123),
+		Properties:   []*pulsarpb.KeyValue{{Key: new("colour"), Value: new("red")}},
+		PartitionKey: new("key-7"),
 	}
 }
 
@@ -31,18 +31,18 @@ func fullMetadata() *pulsarpb.MessageMetadata {
 	m := testMetadata()
 	m.NumMessagesInBatch = proto.Int32(10)
 	m.EventTime = proto.Uint64(1_600_000_000_000)
-	m.EncryptionKeys = []*pulsarpb.EncryptionKeys{{Key: proto.String("k"), Value: []byte("v")}}
+	m.EncryptionKeys = []*pulsarpb.EncryptionKeys{{Key: new("k"), Value: []byte("v")}}
 	m.SchemaVersion = []byte{0, 0, 0, 0, 0, 0, 0, 3}
-	m.PartitionKeyB64Encoded = proto.Bool(true)
+	m.PartitionKeyB64Encoded = new(true)
 	m.OrderingKey = []byte("order")
 	m.DeliverAtTime = proto.Int64(1_800_000_000_000)
 	m.MarkerType = proto.Int32(5)
 	m.TxnidLeastBits, m.TxnidMostBits = proto.Uint64(11), proto.Uint64(12)
 	m.HighestSequenceId = proto.Uint64(51)
 	m.NumChunksFromMsg, m.TotalChunkMsgSize, m.ChunkId = proto.Int32(4), proto.Int32(4000), proto.Int32(2)
-	m.ReplicatedFrom = proto.String("east")
+	m.ReplicatedFrom = new("east")
 	m.ReplicateTo = []string{"west"}
-	m.Uuid = proto.String("u")
+	m.Uuid = new("u")
 	return m
 }
 
@@ -151,7 +151,7 @@ func TestBadPayloads(t *testing.T) {
 	}
 	batchOf := func(n int32) []byte {
 		m := testMetadata()
-		m.NumMessagesInBatch = proto.Int32(n)
+		m.NumMessagesInBatch = new(n)
 		return BuildPayload(m, nil)
 	}
 	tests := []struct {

@@ -114,7 +114,7 @@ func checkEntity(what, name string) error {
 		switch {
 		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', strings.IndexByte("_-=:.", c) >= 0:
 		default:
-			return fmt.Errorf("the %s %q holds %q: want letters, digits and any of _-=:.", what, name, c)
+			return fmt.Errorf("the %s %q holds %q: want letters, digits and any of _-=:. only", what, name, c)
 		}
 	}
 	return nil

@@ -172,6 +172,7 @@ func (s Subscription) Delivered(consumer, producer string, sequence int64, paylo
 	p := h.producer(producer, false)
 	violation, example := p.deliver(s, consumer, sequence, crc32.Checksum(payload, castagnoli))
 	switch violation {
+	default: // nothing is broken
 	case Invented:
 		h.note(Invented, &h.invented, fmt.Sprintf("%s/%d delivered to %s, never sent", producer, sequence, s.receiver(consumer)))
 	case Corrupt:

@@ -85,7 +85,7 @@ func consume(ctx context.Context, out io.Writer, f consumeFlags) error {
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer func() { _ = client.Close() }() // never fails
 	topics, err := partitionsOf(opening, client, f.topic)
 	if err != nil {
 		return err
@@ -177,14 +177,16 @@ func (r received) print(ctx context.Context, out io.Writer, f consumeFlags) erro
 	if m.Compression != pulsarpb.CompressionType_NONE {
 		text = fmt.Sprintf("(%d bytes, compressed with %v)", len(m.Payload), m.Compression)
 	}
-	line := m.ID.String()
+	var line strings.Builder
+	line.WriteString(m.ID.String())
 	if m.Key != "" {
-		line += fmt.Sprintf(" key=%q", m.Key)
+		fmt.Fprintf(&line, " key=%q", m.Key)
 	}
 	for _, k := range slices.Sorted(maps.Keys(m.Properties)) {
-		line += fmt.Sprintf(" %s=%q", k, m.Properties[k])
+		fmt.Fprintf(&line, " %s=%q", k, m.Properties[k])
 	}
-	if _, err := fmt.Fprintf(out, "%s %s\n", line, text); err != nil {
+	fmt.Fprintf(&line, " %s\n", text)
+	if _, err := io.WriteString(out, line.String()); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.timeout)

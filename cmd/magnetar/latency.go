@@ -32,8 +32,8 @@ func (l *latencies) milliseconds(q float64) string {
 	rest := int64(float64(l.total)*(1-q)) + 1 // messages at or above it
 	value := l.most
 	if q < 1 {
-		for b := len(l.counts) - 1; b >= 0; b-- {
-			if rest -= l.counts[b]; rest <= 0 {
+		for b, n := range slices.Backward(l.counts) {
+			if rest -= n; rest <= 0 {
 				value = min(bucketTop(b), l.most)
 				break
 			}

@@ -119,7 +119,7 @@ func produce(ctx context.Context, out io.Writer, f produceFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer func() { _ = client.Close() }() // never fails
 	lanes := make([]*lane, f.producers)
 	for i := range lanes {
 		if lanes[i], err = openLane(opening, client, f); err != nil {

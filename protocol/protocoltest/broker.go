@@ -7,8 +7,6 @@ import (
 	"sync"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/magnetar-io/magnetar/protocol"
 	"github.com/magnetar-io/magnetar/protocol/pulsarpb"
 )
@@ -129,7 +127,7 @@ type Broker struct {
 // ends.
 func (k *Cluster) NewBroker(t testing.TB) *Broker {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,12 +139,12 @@ func (k *Cluster) NewBroker(t testing.TB) *Broker {
 				return
 			}
 			if !b.serve(nc) {
-				nc.Close()
+				_ = nc.Close() // nobody is there to tell
 			}
 		}
 	})
 	t.Cleanup(func() {
-		l.Close()
+		_ = l.Close() // the test is over
 		b.stop()
 	})
 	return b
@@ -245,7 +243,10 @@ func (b *Broker) serve(nc net.Conn) bool {
 
 // Close cuts the connection.
 func (c *Conn) Close() {
-	c.once.Do(func() { close(c.closed); c.nc.Close() })
+	c.once.Do(func() {
+		close(c.closed)
+		_ = c.nc.Close() // nobody is there to tell
+	})
 }
 
 func (c *Conn) over() bool {
@@ -340,5 +341,5 @@ func (c *Conn) Refuse(request uint64, code pulsarpb.ServerError, message string)
 }
 
 func (c *Conn) success(request uint64) {
-	c.send(&pulsarpb.BaseCommand{Type: pulsarpb.BaseCommand_SUCCESS.Enum(), Success: &pulsarpb.CommandSuccess{RequestId: proto.Uint64(request)}})
+	c.send(&pulsarpb.BaseCommand{Type: pulsarpb.BaseCommand_SUCCESS.Enum(), Success: &pulsarpb.CommandSuccess{RequestId: new(request)}})
 }

@@ -274,6 +274,7 @@ func (c *Conn) handleConsumer(command *pulsarpb.BaseCommand) {
 				},
 			})
 		})
+	default: // answers nothing
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/magnetar-io/magnetar/protocol"
 	"github.com/magnetar-io/magnetar/protocol/pulsarpb"
 )
@@ -71,7 +69,7 @@ func Dial(ctx context.Context, serviceURL string, options Options) (*Client, err
 		return err
 	})
 	if err != nil {
-		c.Close()
+		_ = c.Close() // never fails
 		return nil, err
 	}
 	return c, nil
@@ -194,7 +192,7 @@ func (c *Client) conn(ctx context.Context, key connKey) (*conn, error) {
 	if d == nil || d.over() {
 		d = &dialing{done: make(chan struct{})}
 		c.conns[key] = d
-		c.wg.Go(func() { c.dial(d, key) })
+		c.wg.Go(func() { c.dial(d, key) }) //nolint:contextcheck // callers share the dial; it ends with the client
 	}
 	c.mu.Unlock()
 	select {
@@ -275,7 +273,7 @@ func (c *Client) lookup(ctx context.Context, topic protocol.TopicName) (string, 
 		answer, err := cn.request(ctx, func(id uint64) *pulsarpb.BaseCommand {
 			return &pulsarpb.BaseCommand{
 				Type:        pulsarpb.BaseCommand_LOOKUP.Enum(),
-				LookupTopic: &pulsarpb.CommandLookupTopic{RequestId: &id, Topic: proto.String(topic.String()), Authoritative: &authoritative},
+				LookupTopic: &pulsarpb.CommandLookupTopic{RequestId: &id, Topic: new(topic.String()), Authoritative: &authoritative},
 			}
 		})
 		if err != nil {

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/magnetar-io/magnetar/protocol"
 	"github.com/magnetar-io/magnetar/protocol/pulsarpb"
 )
@@ -68,13 +66,13 @@ func open(ctx context.Context, client *Client, address string) (*conn, error) {
 		producers: map[uint64]*Producer{}, consumers: map[uint64]*Consumer{},
 	}
 	r := bufio.NewReaderSize(nc, readBuffer)
-	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) }) // an error means that it is closed, which ends the handshake too
 	err = c.handshake(r)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		nc.Close()
+		_ = nc.Close() // err says more
 		return nil, err
 	}
 	c.heard.Store(time.Now().UnixNano())
@@ -92,8 +90,8 @@ func (c *conn) handshake(r *bufio.Reader) error {
 		version = "Magnetar"
 	}
 	connect := &pulsarpb.CommandConnect{
-		ClientVersion: &version, ProtocolVersion: proto.Int32(protocolVersion), AuthMethodName: &o.AuthMethod,
-		FeatureFlags: &pulsarpb.FeatureFlags{SupportsBrokerEntryMetadata: proto.Bool(true)},
+		ClientVersion: &version, ProtocolVersion: new(protocolVersion), AuthMethodName: &o.AuthMethod,
+		FeatureFlags: &pulsarpb.FeatureFlags{SupportsBrokerEntryMetadata: new(true)},
 	}
 	if o.AuthData != nil {
 		data, err := o.AuthData()
@@ -134,7 +132,7 @@ func (c *conn) fail(err error) {
 	c.err = err
 	c.out = nil
 	c.mu.Unlock()
-	c.nc.Close()
+	_ = c.nc.Close() // the reason is known
 	close(c.done)
 }
 

@@ -31,7 +31,7 @@ func batchEntry(texts ...string) []byte {
 	var body []byte
 	for i, text := range texts {
 		single := &pulsarpb.SingleMessageMetadata{
-			PayloadSize: proto.Int32(int32(len(text))), PartitionKey: new("k" + strconv.Itoa(i)), SequenceId: new(uint64(100 + i)),
+			PayloadSize: new(int32(len(text))), PartitionKey: new("k" + strconv.Itoa(i)), SequenceId: new(uint64(100 + i)),
 		}
 		raw, err := single.MarshalVT()
 		if err != nil {
@@ -41,7 +41,7 @@ func batchEntry(texts ...string) []byte {
 		body = append(body, text...)
 	}
 	meta := entryMeta()
-	meta.NumMessagesInBatch = proto.Int32(int32(len(texts)))
+	meta.NumMessagesInBatch = new(int32(len(texts)))
 	return protocol.BuildPayload(meta, body)
 }
 

@@ -74,8 +74,7 @@ func lasting(err error) bool {
 
 // permanent is lasting for the first attempt, whose caller waits for an answer.
 func permanent(err error) bool {
-	var s *ServerError
-	if errors.As(err, &s) {
+	if s, ok := errors.AsType[*ServerError](err); ok {
 		return s.Permanent()
 	}
 	return errors.Is(err, ErrClosed)

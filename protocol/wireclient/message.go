@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/magnetar-io/magnetar/ledger"
 	"github.com/magnetar-io/magnetar/protocol"
 	"github.com/magnetar-io/magnetar/protocol/pulsarpb"
@@ -46,7 +44,7 @@ func idOf(d *pulsarpb.MessageIdData) MessageID {
 }
 
 func (id MessageID) data() *pulsarpb.MessageIdData {
-	d := &pulsarpb.MessageIdData{LedgerId: proto.Uint64(uint64(id.Ledger)), EntryId: proto.Uint64(uint64(id.Entry))}
+	d := &pulsarpb.MessageIdData{LedgerId: new(uint64(id.Ledger)), EntryId: new(uint64(id.Entry))}
 	if id.Partition >= 0 {
 		d.Partition = &id.Partition
 	}
@@ -71,19 +69,19 @@ type OutMessage struct {
 // metadata describes m; name and sequence are the producer's.
 func (m *OutMessage) metadata(name string, sequence uint64, now time.Time) *pulsarpb.MessageMetadata {
 	meta := &pulsarpb.MessageMetadata{
-		ProducerName: &name, SequenceId: &sequence, PublishTime: proto.Uint64(uint64(now.UnixMilli())),
+		ProducerName: &name, SequenceId: &sequence, PublishTime: new(uint64(now.UnixMilli())),
 	}
 	if m.Key != "" {
 		meta.PartitionKey = &m.Key
 	}
 	for k, v := range m.Properties {
-		meta.Properties = append(meta.Properties, &pulsarpb.KeyValue{Key: proto.String(k), Value: proto.String(v)})
+		meta.Properties = append(meta.Properties, &pulsarpb.KeyValue{Key: new(k), Value: new(v)})
 	}
 	if !m.EventTime.IsZero() {
-		meta.EventTime = proto.Uint64(uint64(m.EventTime.UnixMilli()))
+		meta.EventTime = new(uint64(m.EventTime.UnixMilli()))
 	}
 	if !m.DeliverAt.IsZero() {
-		meta.DeliverAtTime = proto.Int64(m.DeliverAt.UnixMilli())
+		meta.DeliverAtTime = new(m.DeliverAt.UnixMilli())
 	}
 	return meta
 }

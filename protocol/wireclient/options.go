@@ -85,7 +85,7 @@ func parseServiceURL(s string) (hosts []string, secure bool, err error) {
 	case ok && scheme == tlsScheme:
 		secure, port = true, tlsPort
 	default:
-		return nil, false, fmt.Errorf("service URL %q: want pulsar://host[:port][,host...] or pulsar+ssl://...", s)
+		return nil, false, fmt.Errorf("service URL %q: want pulsar://host[:port][,host...] or pulsar+ssl://host...[,host...]", s)
 	}
 	for h := range strings.SplitSeq(strings.TrimSuffix(rest, "/"), ",") {
 		host, err := withPort(h, port)

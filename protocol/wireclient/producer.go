@@ -67,8 +67,6 @@ type pending struct {
 	done          func(MessageID, error)
 }
 
-func (p *pending) size() int64 { return int64(len(p.head) + len(p.payload)) }
-
 // CreateProducer opens a producer. It retries until the broker agrees, refuses
 // for good, or ctx ends.
 func (c *Client) CreateProducer(ctx context.Context, options ProducerOptions) (*Producer, error) {
@@ -175,7 +173,7 @@ func (p *Producer) acquire(ctx context.Context, size int64) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := context.AfterFunc(p.ctx, func() { cancel(p.ended()) })
+	stop := context.AfterFunc(p.ctx, func() { cancel(p.ended()) }) //nolint:contextcheck // waits for both, the caller and the producer
 	defer stop()
 	if err := p.messages.Acquire(ctx, 1); err != nil {
 		return context.Cause(ctx)

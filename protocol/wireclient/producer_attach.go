@@ -129,7 +129,7 @@ func (p *Producer) attached(c *conn, success *pulsarpb.CommandProducerSuccess) e
 	p.name = success.GetProducerName()
 	for _, e := range p.pending {
 		if err := c.send(e.head, e.payload); err != nil {
-			return nil //nolint:nilerr // the connection is over already; run will see it
+			return nil
 		}
 	}
 	if n := len(p.pending); n > 0 {

@@ -165,12 +165,13 @@ func TestResendInOrder(t *testing.T) {
 				}
 				return true // the first ten vanish with their connection
 			}
+		default:
 		}
 		return false
 	})
 	results := make(chan string, 20)
 	for i := range 20 {
-		if err := p.SendAsync(testContext(t), OutMessage{Payload: []byte{byte(i)}}, func(id MessageID, err error) {
+		if err := p.SendAsync(testContext(t), OutMessage{Payload: []byte{byte(i)}}, func(id MessageID, _ error) {
 			results <- strconv.Itoa(i) + "@" + id.String()
 		}); err != nil {
 			t.Fatal(err)

@@ -3,6 +3,7 @@ package compat
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -62,7 +63,7 @@ func TestPulsarProducerToOurConsumer(t *testing.T) {
 			failed := make(chan error, n)
 			for i := range n {
 				p.SendAsync(limit(t), &pulsar.ProducerMessage{
-					Payload: fmt.Appendf(nil, "message %d", i), Key: fmt.Sprint(i % 3), Properties: map[string]string{"n": fmt.Sprint(i)}, EventTime: event,
+					Payload: fmt.Appendf(nil, "message %d", i), Key: strconv.Itoa(i % 3), Properties: map[string]string{"n": strconv.Itoa(i)}, EventTime: event,
 				}, func(_ pulsar.MessageID, _ *pulsar.ProducerMessage, err error) { failed <- err })
 			}
 			if err := p.FlushWithCtx(limit(t)); err != nil {
@@ -97,7 +98,7 @@ func TestPulsarProducerToOurConsumer(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if string(m.Payload) != fmt.Sprintf("message %d", i) || m.Key != fmt.Sprint(i%3) || m.Properties["n"] != fmt.Sprint(i) ||
+				if string(m.Payload) != fmt.Sprintf("message %d", i) || m.Key != strconv.Itoa(i%3) || m.Properties["n"] != strconv.Itoa(i) ||
 					!m.EventTime.Equal(event) || m.SequenceID != uint64(i) {
 					t.Errorf("message %d is %+v", i, m)
 				}
@@ -123,7 +124,7 @@ func TestOurProducerToPulsarConsumer(t *testing.T) {
 	event := time.UnixMilli(1_600_000_000_123)
 	for i := range 20 {
 		if _, err := p.Send(limit(t), wireclient.OutMessage{
-			Payload: fmt.Appendf(nil, "message %d", i), Key: "k", Properties: map[string]string{"n": fmt.Sprint(i)}, EventTime: event,
+			Payload: fmt.Appendf(nil, "message %d", i), Key: "k", Properties: map[string]string{"n": strconv.Itoa(i)}, EventTime: event,
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +141,7 @@ func TestOurProducerToPulsarConsumer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if string(m.Payload()) != fmt.Sprintf("message %d", i) || m.Key() != "k" || m.Properties()["n"] != fmt.Sprint(i) ||
+		if string(m.Payload()) != fmt.Sprintf("message %d", i) || m.Key() != "k" || m.Properties()["n"] != strconv.Itoa(i) ||
 			!m.EventTime().Equal(event) || m.ProducerName() != p.Name() || m.ID().EntryID() != int64(i) {
 			t.Errorf("message %d is %q %v", i, m.Payload(), m.ID())
 		}
