@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/magnetar-io/magnetar/bookie/bookiepb"
 	"github.com/magnetar-io/magnetar/internal/rpc"
@@ -273,7 +274,7 @@ func readAll(m *Machine, id ledger.ID, first, last ledger.EntryID, maxBytes int6
 // the model.
 func TestMachineMatchesModel(t *testing.T) {
 	rng := seeded(t)
-	for range 12 {
+	for start, i := time.Now(), 0; i < 12 && time.Since(start) < 10*time.Second; i++ {
 		h := &history{rng: rng, model: model{}}
 		d := newDisk(t, 8<<10)
 		for step := range 120 {
