@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/magnetar-io/magnetar/internal/config"
+	"github.com/magnetar-io/magnetar/managedledger"
+	"github.com/magnetar-io/magnetar/protocol"
 )
 
 // Bounds that are not keys: they protect the broker from one peer and nobody has
@@ -16,9 +18,6 @@ const (
 	connectTimeout = 10 * time.Second
 	// maxConnecting is how many such peers may be there at once.
 	maxConnecting = 1024
-	// frameSlack is what a frame may exceed maxMessageSize by: the command and
-	// the lengths around a message's metadata and payload.
-	frameSlack = 10 << 10
 
 	// outgoingHigh is how many bytes of messages a connection may have waiting to
 	// be written. Over it, its consumers get nothing more until outgoingLow.
@@ -90,7 +89,7 @@ type Config struct {
 func (c *Config) Register(s *config.Set) {
 	s.String(&c.ClusterName, "clusterName", "standalone", "Name of the cluster; the same on every bookie and broker of it.")
 
-	s.Int(&c.MaxMessageSize, "maxMessageSize", 5<<20, 1024, 128<<20,
+	s.Int(&c.MaxMessageSize, "maxMessageSize", protocol.DefaultMaxMessageSize, 1024, managedledger.MaxEntryBytes-protocol.FramePadding,
 		"Largest message that producers may send, in bytes, with its metadata. A batch counts as one message.")
 	s.Int(&c.KeepAliveIntervalSeconds, "keepAliveIntervalSeconds", 30, 1, 3600,
 		"A connection that was silent this many seconds is asked whether it lives, and closed after the same time again.")

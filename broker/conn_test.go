@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"io"
 	"net"
 	"os"
 	"strings"
@@ -72,11 +71,15 @@ func TestViolationsCostOnlyTheConnection(t *testing.T) {
 			}
 			// Bytes behind the offending frame must not swallow the answer.
 			c.writeRaw(append(tt.bytes, bytes.Repeat([]byte{7}, 4096)...))
+			start := time.Now()
 			e := c.expect(pulsarpb.BaseCommand_ERROR).Command.GetError()
 			if !strings.Contains(e.GetMessage(), tt.says) {
 				t.Errorf("ERROR says %q, want %q in it", e.GetMessage(), tt.says)
 			}
 			c.expectClosed()
+			if took := time.Since(start); took >= lingerTimeout {
+				t.Errorf("the connection ended after %v", took)
+			}
 			other.t = t
 			other.publish(1, i, i+1)
 		})
@@ -243,36 +246,53 @@ func TestWhoDoesNotReadAnswersIsNotRead(t *testing.T) {
 	n := newNode(t)
 	c := n.connect()
 	ping := protocol.AppendFrame(nil, &pulsarpb.BaseCommand{Type: pulsarpb.BaseCommand_PING.Enum(), Ping: &pulsarpb.CommandPing{}})
-	pings := bytes.Repeat(ping, 10_000)
-	stuck := false
-	for range 1000 {
-		_ = c.nc.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
-		if _, err := c.nc.Write(pings); err != nil {
-			stuck = true
-			break
+	const count = 2_000_000
+	written := make(chan error, 1)
+	go func() {
+		pings := bytes.Repeat(ping, 1000)
+		for range count / 1000 {
+			if _, err := c.nc.Write(pings); err != nil {
+				written <- err
+				return
+			}
 		}
-	}
-	if !stuck {
-		t.Fatal("10 million PINGs were taken without one answer being read")
-	}
-	var conn *conn
-	n.mu.Lock()
-	for c := range n.conns {
-		conn = c
-	}
-	n.mu.Unlock()
-	conn.out.mu.Lock()
-	replies := conn.out.replies
-	conn.out.mu.Unlock()
+		written <- nil
+	}()
+	server := n.only()
+	waitFor(t, "the reader waits", server.paused.Load)
+	server.out.mu.Lock()
+	replies := server.out.replies
+	server.out.mu.Unlock()
 	if replies > maxRepliesBytes+1024 {
 		t.Errorf("%d bytes of replies wait, the bound is %d", replies, maxRepliesBytes)
 	}
-	// Reading frees it again.
-	_ = c.nc.SetReadDeadline(time.Now().Add(5 * time.Second))
-	if _, err := io.CopyN(io.Discard, c.nc, int64(replies)); err != nil {
+	select {
+	case err := <-written:
+		t.Fatalf("everything was taken without one answer being read: %v", err)
+	default:
+	}
+	for range count {
+		if f, err := c.next(); err != nil || f.Command.GetType() != pulsarpb.BaseCommand_PONG {
+			t.Fatal(f.Command, err)
+		}
+	}
+	if err := <-written; err != nil {
 		t.Error(err)
 	}
-	n.connect().works()
+}
+
+// only returns the broker's side of the only connection.
+func (n *node) only() *conn {
+	n.t.Helper()
+	var found *conn
+	waitFor(n.t, "one connection", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for found = range n.conns {
+		}
+		return len(n.conns) == 1
+	})
+	return found
 }
 
 func TestCloseIsCleanWithClientsConnected(t *testing.T) {

@@ -279,6 +279,29 @@ func TestSharedRedelivers(t *testing.T) {
 	}
 }
 
+// A client may acknowledge what it gave back before.
+func TestSharedAckOfWhatWaitsToBeDeliveredAgain(t *testing.T) {
+	g := newRig(t, testConfig(t))
+	g.r.publish(2, 1)
+	c, sink := g.join("a", sharedSub, 2)
+	g.expect(sink, "0", "1")
+	if err := g.s.giveBack(t.Context(), c, nil, true, -1); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.ack(c, 0); err != nil {
+		t.Fatal(err)
+	}
+	st, err := g.s.stats(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.MsgInReplay != 1 {
+		t.Errorf("%d wait to be delivered again, want 1", st.MsgInReplay)
+	}
+	g.flow(c, 10)
+	g.expect(sink, "1")
+}
+
 func TestSharedLeaverHandsOnAtOnceAndInOrder(t *testing.T) {
 	g := newRig(t, testConfig(t, "dispatcherMaxRoundRobinBatchSize=3"))
 	a, sinkA := g.join("a", sharedSub, 0)
@@ -724,6 +747,9 @@ func (g *rig) broken() string {
 	waiting := map[ledger.Position]bool{}
 	for _, p := range d.replay.first(1 << 30) {
 		waiting[p] = true
+		if g.r.IsAcked(p) {
+			return p.String() + " is acknowledged and waits to be delivered again"
+		}
 		if held[p] {
 			return p.String() + " is held and waits to be delivered again"
 		}

@@ -1,10 +1,12 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -428,6 +430,68 @@ func TestNoReceiptWithoutOwnership(t *testing.T) {
 		if f.Command.GetType() == pulsarpb.BaseCommand_CLOSE_PRODUCER {
 			break
 		}
+	}
+}
+
+// fakeClaim is valid until its bool says otherwise, and never notices.
+type fakeClaim struct{ valid atomic.Bool }
+
+func (c *fakeClaim) Valid() bool           { return c.valid.Load() }
+func (c *fakeClaim) Lost() <-chan struct{} { return nil }
+func (c *fakeClaim) Bundle() string        { return "public/default/fake" }
+
+// The same when nothing has noticed yet: the lease is over by the clock alone, as
+// in a process that was stopped and goes on.
+func TestNoReceiptOnceTheLeaseIsOverByTheClock(t *testing.T) {
+	n := newNode(t)
+	c := n.connect()
+	c.produce(topicA, 1)
+	right := &fakeClaim{}
+	right.valid.Store(true)
+	n.topics.all()[0].claim = right
+	c.publish(1, 0, 1)
+	right.valid.Store(false)
+	c.send(1, 1, payload("1", 1))
+	if f, err := c.next(); err != nil || f.Command.GetType() != pulsarpb.BaseCommand_CLOSE_PRODUCER {
+		t.Errorf("%v, %v; want CLOSE_PRODUCER", f.Command, err)
+	}
+}
+
+// A topic that closes in good order answers what is under way, so that nothing is
+// sent twice.
+func TestUnloadAnswersWhatIsUnderWay(t *testing.T) {
+	n := newNode(t)
+	c := n.connect()
+	c.produce(topicA, 1)
+	resume := n.mem.pause()
+	defer resume()
+	c.send(1, 0, payload("0", 1))
+	c.send(1, 1, payload("1", 1))
+	c.works()
+	name, _ := protocol.ParseTopic(topicA)
+	unloaded := make(chan error, 1)
+	go func() { unloaded <- n.Unload(context.Background(), name) }()
+	topic := n.topics.all()[0]
+	waitFor(t, "the producer is closing", func() bool {
+		topic.mu.Lock()
+		defer topic.mu.Unlock()
+		for _, p := range topic.producers {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.closing != nil
+		}
+		return false
+	})
+	resume()
+	for _, want := range []pulsarpb.BaseCommand_Type{
+		pulsarpb.BaseCommand_SEND_RECEIPT, pulsarpb.BaseCommand_SEND_RECEIPT, pulsarpb.BaseCommand_CLOSE_PRODUCER,
+	} {
+		if f, err := c.next(); err != nil || f.Command.GetType() != want {
+			t.Fatalf("%v, %v; want %v", f.Command, err, want)
+		}
+	}
+	if err := <-unloaded; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -11,12 +11,18 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/magnetar-io/magnetar/broker/ownership"
 	"github.com/magnetar-io/magnetar/ledger"
 	"github.com/magnetar-io/magnetar/managedledger"
 	"github.com/magnetar-io/magnetar/protocol"
 	"github.com/magnetar-io/magnetar/protocol/pulsarpb"
 )
+
+// claim is the right to serve a topic: an [ownership.Claim].
+type claim interface {
+	Valid() bool
+	Lost() <-chan struct{}
+	Bundle() string
+}
 
 // topic is one open topic: its managed ledger, its producers and subscriptions.
 type topic struct {
@@ -24,7 +30,7 @@ type topic struct {
 	name    protocol.TopicName
 	full    string // name in full
 	ml      *managedledger.ManagedLedger
-	claim   *ownership.Claim
+	claim   claim
 	opening *opening
 	log     *slog.Logger
 	since   time.Time
@@ -49,9 +55,9 @@ type starting struct {
 
 // newTopic starts an open topic with the subscriptions that its managed ledger
 // has.
-func newTopic(b *Broker, name protocol.TopicName, ml *managedledger.ManagedLedger, claim *ownership.Claim, o *opening) *topic {
+func newTopic(b *Broker, name protocol.TopicName, ml *managedledger.ManagedLedger, right claim, o *opening) *topic {
 	t := &topic{
-		b: b, name: name, full: name.String(), ml: ml, claim: claim, opening: o, since: time.Now(),
+		b: b, name: name, full: name.String(), ml: ml, claim: right, opening: o, since: time.Now(),
 		producers: map[string]*producer{}, subscriptions: map[string]*starting{},
 	}
 	t.log = b.log.With("topic", t.full)
@@ -72,7 +78,7 @@ func (t *topic) started(r *managedledger.Reader) *starting {
 func (t *topic) home() subscriptionHome {
 	return subscriptionHome{
 		name: t.full, partition: t.name.Partition, cfg: &t.b.cfg,
-		owned: t.claim.Valid, last: t.ml.LastConfirmed, ended: t.forget, log: t.log,
+		owned: func() bool { return t.claim.Valid() }, last: t.ml.LastConfirmed, ended: t.forget, log: t.log,
 	}
 }
 
