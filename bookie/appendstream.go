@@ -54,11 +54,9 @@ func (s *ledgersServer) Append(wire bookiepb.Ledgers_AppendServer) error {
 	// The receiver blocks in Recv until this handler has returned, so it cannot
 	// be awaited here; shutdown awaits it.
 	received := make(chan error, 1)
-	s.streams.Add(1)
-	go func() {
-		defer s.streams.Done()
-		received <- a.receive(wire.Context())
-	}()
+	if !s.begin(func() { received <- a.receive(wire.Context()) }) {
+		return errStopping
+	}
 	finished := false
 	for {
 		select {
@@ -115,19 +113,15 @@ func (a *appendStream) append(ctx context.Context, r *bookiepb.LedgerAppend) err
 	a.slots = append(a.slots, s)
 	a.mu.Unlock()
 
-	entries, err := o.checkEntries()
-	if err == nil {
-		err = a.server.store.admit()
+	entries, refusal := o.checkEntries()
+	if refusal == nil {
+		refusal = a.server.store.admit()
 	}
-	if err != nil {
-		a.decide(s, outcome{err: err})
-		return nil
+	if refusal != nil {
+		a.decide(s, outcome{err: refusal})
+		return nil //nolint:nilerr // the refusal is this append's answer; the stream goes on
 	}
-	g, err := a.server.group(r.GetLedger())
-	if err != nil {
-		a.decide(s, outcome{err: err})
-		return nil
-	}
+	g := a.server.groupOf(o.ledger)
 	size := len(o.frames)
 	if err := g.proposer.admit(ctx, size); err != nil {
 		return err

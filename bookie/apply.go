@@ -229,7 +229,7 @@ func (a *applier) stored(w *work, first ledger.EntryID, frames []byte) (bool, er
 	}
 	same := true
 	for len(frames) > 0 && same {
-		runs := coveredBy(&w.change, first)
+		runs := coveredBy(&w.change, first, int64(len(frames)))
 		if (len(runs) == 0 || runs[0].first > first) && !w.fresh {
 			published, err := a.m.runs(w.id, first, w.facts.last(), int64(len(frames)))
 			if err != nil {

@@ -66,7 +66,7 @@ func (m *Machine) writeCheckpoint(f *frozenState) error {
 		return err
 	}
 	b := m.store.index.db.NewBatch()
-	defer b.Close()
+	defer func() { _ = b.Close() }() // frees memory; cannot fail before a second call
 	for id, c := range f.layer {
 		if err := m.writeChange(b, id, c, f.freed); err != nil {
 			return err

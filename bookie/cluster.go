@@ -47,8 +47,7 @@ func (c *cluster) Join(ctx context.Context, r *rpc.JoinRequest) (*rpc.JoinReply,
 		Cluster: r.GetCluster(), ClusterID: r.GetClusterId(), Node: r.GetNode(), Addr: r.GetAddress(),
 		Group: raftlog.GroupID(r.GetGroup()), Promote: r.GetPromote(), Applied: raftlog.Index(r.GetApplied()),
 	})
-	var refused *raftlog.JoinRefusedError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*raftlog.JoinRefusedError](err); ok {
 		return nil, fmt.Errorf("%s: %w", refused.Reason, rpc.ErrInvalid)
 	}
 	if err != nil {

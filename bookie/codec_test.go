@@ -45,7 +45,7 @@ func TestFormatsAreStable(t *testing.T) {
 		{"segment-header", segmentHeader(3)},
 		{"facts", appendFacts(nil, f)},
 		{"run", encodeRun(run{first: 5, count: 2, length: 78, segment: 3, offset: 4096})},
-		{"stream-header", streamHeader{group: 2, applied: 99, ledgers: 1}.append(nil)},
+		{"stream-header", streamHeader{group: 2, applied: 99, ledgers: 1}.encode()},
 		{"stream-section", appendSection(nil, 7, f)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -165,11 +165,11 @@ func FuzzParseFactsAndRun(f *testing.F) {
 // FuzzInstall feeds streams to a machine: whatever they say, it must not panic,
 // must not allocate much, and must keep its state if it refuses one.
 func FuzzInstall(f *testing.F) {
-	seed := streamHeader{group: testGroup, applied: 9, ledgers: 1}.append(nil)
+	seed := streamHeader{group: testGroup, applied: 9, ledgers: 1}.encode()
 	seed = appendSection(seed, 7, facts{state: stateOpen, epoch: 1, next: 1, bytes: 3, owner: "x"})
 	seed = append(seed, frame([]byte("abc"))...)
 	f.Add(append(seed, streamEnd...))
-	f.Add(streamHeader{group: testGroup, applied: 9, ledgers: 1 << 60}.append(nil))
+	f.Add(streamHeader{group: testGroup, applied: 9, ledgers: 1 << 60}.encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		d := newDisk(t, 1<<20)
 		err := d.m.Install(bytes.NewReader(b), 9)

@@ -71,7 +71,7 @@ func (x *index) nextSegment() (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("entry index format: %w", err)
 	}
-	defer closer.Close()
+	defer func() { _ = closer.Close() }()
 	if len(value) != 9 || value[0] != indexFormat {
 		return 0, fmt.Errorf("entry index has format %x, this bookie reads version %d: start a matching version of bookie",
 			value, indexFormat)
@@ -118,7 +118,7 @@ func getUint64(r pebble.Reader, key []byte) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer closer.Close()
+	defer func() { _ = closer.Close() }()
 	if len(value) != 8 {
 		return 0, fmt.Errorf("value of %d bytes, want 8", len(value))
 	}
@@ -132,7 +132,7 @@ func (x *index) facts(group raftlog.GroupID, id ledger.ID) (f facts, ok bool, er
 		return facts{}, false, nil
 	}
 	if err == nil {
-		defer closer.Close()
+		defer func() { _ = closer.Close() }()
 		f, err = parseFacts(value)
 	}
 	if err != nil {

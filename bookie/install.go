@@ -23,7 +23,7 @@ func (m *Machine) Install(r io.Reader, applied raftlog.Index) error {
 		return err
 	}
 	in := &installer{m: m, r: bufio.NewReaderSize(r, streamChunkBytes), batch: m.store.index.db.NewBatch()}
-	defer in.batch.Close()
+	defer func() { _ = in.batch.Close() }()
 	err := in.receive()
 	if err == nil && in.header.applied > applied {
 		err = fmt.Errorf("ledger stream is at index %d, newer than what it is to be installed as", in.header.applied)

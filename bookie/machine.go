@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/magnetar-io/magnetar/ledger"
@@ -144,15 +145,15 @@ func (m *Machine) lookup(id ledger.ID) (f facts, ok bool, err error) {
 func (m *Machine) runs(id ledger.ID, first, last ledger.EntryID, maxBytes int64) ([]run, error) {
 	c := collector{next: first, last: last, room: maxBytes}
 	m.mu.RLock()
-	newer, older, fresh := coveredBy(m.current[id], first), []run(nil), false
+	newer, older, fresh := coveredBy(m.current[id], first, maxBytes), []run(nil), false
 	if hidden := m.current[id]; hidden != nil && hidden.fresh {
 		fresh = true
 	} else if hidden := m.frozen[id]; hidden != nil {
-		older, fresh = coveredBy(hidden, first), hidden.fresh
+		older, fresh = coveredBy(hidden, first, maxBytes), hidden.fresh
 	}
 	m.mu.RUnlock()
 
-	layered := append(older, newer...)
+	layered := slices.Concat(older, newer)
 	if !fresh && (len(layered) == 0 || layered[0].first > first) {
 		err := eachRun(m.store.index.db, m.group, id, first, func(r run) bool {
 			if len(layered) > 0 && r.first >= layered[0].first {
@@ -172,17 +173,23 @@ func (m *Machine) runs(id ledger.ID, first, last ledger.EntryID, maxBytes int64)
 	return c.runs, nil
 }
 
-// coveredBy returns a copy of the runs of c that end behind first.
-func coveredBy(c *change, first ledger.EntryID) []run {
+// coveredBy returns a copy of the runs of c that end behind first, as many as
+// hold maxBytes and at least one.
+func coveredBy(c *change, first ledger.EntryID, maxBytes int64) []run {
 	if c == nil {
 		return nil
 	}
-	for i, r := range c.runs {
-		if r.end() > first {
-			return append([]run(nil), c.runs[i:]...)
+	from, _ := slices.BinarySearchFunc(c.runs, first, func(r run, first ledger.EntryID) int {
+		if r.end() <= first {
+			return -1
 		}
+		return +1
+	})
+	to := from
+	for size := int64(0); to < len(c.runs) && (to == from || size < maxBytes); to++ {
+		size += int64(c.runs[to].length)
 	}
-	return nil
+	return slices.Clone(c.runs[from:to])
 }
 
 // collector gathers runs without a hole until it has enough.

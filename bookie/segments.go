@@ -252,13 +252,14 @@ func (s *segments) openLocked(seg *segment) error {
 		return err
 	}
 	header := make([]byte, segmentHeaderBytes)
-	if _, err := file.ReadAt(header, 0); err != nil {
-		file.Close()
-		return fmt.Errorf("segment %d: read header: %w: %w", seg.number, err, ledger.ErrDamaged)
+	_, err = file.ReadAt(header, 0)
+	if err != nil {
+		err = fmt.Errorf("segment %d: read header: %w: %w", seg.number, err, ledger.ErrDamaged)
+	} else {
+		err = checkSegmentHeader(header, seg.number)
 	}
-	if err := checkSegmentHeader(header, seg.number); err != nil {
-		file.Close()
-		return err
+	if err != nil {
+		return errors.Join(err, file.Close())
 	}
 	seg.file = file
 	s.idle++
@@ -273,12 +274,18 @@ func (s *segments) closeIdleLocked(keep *segment) {
 	}
 	for _, seg := range s.all { // any one will do
 		if seg != keep && seg != s.active && seg.pins == 0 && seg.file != nil && s.dirty[seg.number] == nil {
-			seg.file.Close()
-			seg.file = nil
-			s.idle--
+			s.closeLocked(seg)
 			return
 		}
 	}
+}
+
+// closeLocked closes the handle of a sealed segment that was read only, or
+// synced, or whose bytes nobody needs; a failure means nothing.
+func (s *segments) closeLocked(seg *segment) {
+	_ = seg.file.Close()
+	seg.file = nil
+	s.idle--
 }
 
 func (s *segments) unpin(seg *segment) {
@@ -299,8 +306,7 @@ func (s *segments) maybeRemoveLocked(seg *segment) {
 	delete(s.all, seg.number)
 	delete(s.dirty, seg.number)
 	if seg.file != nil {
-		seg.file.Close()
-		s.idle--
+		s.closeLocked(seg)
 	}
 	// A file that cannot be removed costs space until the next start, no more.
 	if err := s.fs.Remove(s.path(seg.number)); err == nil {

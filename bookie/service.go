@@ -45,6 +45,9 @@ type ledgersServer struct {
 	closing context.Context // ended by shutdown: append streams end with it
 	end     context.CancelFunc
 	streams sync.WaitGroup // goroutines that receive
+
+	mu     sync.Mutex // guards closed
+	closed bool       // no more streams
 }
 
 // served is one ledger group.
@@ -87,6 +90,9 @@ func newLedgersServer(groups []served, store *Store, log *slog.Logger) *ledgersS
 }
 
 func (s *ledgersServer) shutdown() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	s.end()
 	for _, g := range s.groups {
 		g.proposer.close()
@@ -94,12 +100,30 @@ func (s *ledgersServer) shutdown() {
 	s.streams.Wait()
 }
 
-// group returns the group that a ledger belongs to.
+// begin runs receive on a goroutine that shutdown waits for, unless shutdown has
+// begun.
+func (s *ledgersServer) begin(receive func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.streams.Go(receive)
+	return true
+}
+
+// group returns the group that a ledger belongs to, or an error for an id that
+// is none.
 func (s *ledgersServer) group(id int64) (*served, error) {
 	if id < 1 {
 		return nil, fmt.Errorf("ledger id %d: ids start at 1: %w", id, rpc.ErrInvalid)
 	}
-	return &s.groups[(id-1)%int64(len(s.groups))], nil
+	return s.groupOf(ledger.ID(id)), nil
+}
+
+// groupOf is group for an id that was checked.
+func (s *ledgersServer) groupOf(id ledger.ID) *served {
+	return &s.groups[(int64(id)-1)%int64(len(s.groups))]
 }
 
 func (s *ledgersServer) do(ctx context.Context, o op) (outcome, error) {

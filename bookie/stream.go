@@ -34,15 +34,14 @@ type streamHeader struct {
 	ledgers uint64
 }
 
-func (h streamHeader) append(dst []byte) []byte {
-	start := len(dst)
-	dst = append(dst, streamMagic...)
+func (h streamHeader) encode() []byte {
+	dst := append(make([]byte, 0, streamHeaderBytes), streamMagic...)
 	dst = append(dst, streamVersion, 0, 0, 0)
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(h.group))
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.applied))
 	dst = binary.LittleEndian.AppendUint64(dst, h.ledgers)
 	dst = binary.LittleEndian.AppendUint32(dst, 0)
-	return binary.LittleEndian.AppendUint32(dst, crc32.Checksum(dst[start:], castagnoli))
+	return binary.LittleEndian.AppendUint32(dst, crc32.Checksum(dst, castagnoli))
 }
 
 func parseStreamHeader(b []byte) (streamHeader, error) {
@@ -161,7 +160,7 @@ func (s *stream) open() (err error) {
 		return err
 	}
 	s.header.group = s.m.group
-	s.buf = s.header.append(nil)
+	s.buf = s.header.encode()
 	prefix := groupKey(keyLedger, s.m.group)
 	s.iter, err = s.snapshot.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: prefixEnd(prefix)})
 	if err == nil {

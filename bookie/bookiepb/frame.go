@@ -16,10 +16,11 @@ const (
 	// message limit of 5 MiB, and still inside one Raft command of 8 MiB.
 	MaxEntryBytes = 8<<20 - 4<<10
 
-	// BatchBytes and BatchEntries are how much of what waits goes into one
-	// request and into one Raft command. One larger entry goes alone. Beyond
-	// 64 KiB only latency grows.
-	BatchBytes   = 64 << 10
+	// BatchBytes is how much of what waits goes into one request and into one
+	// Raft command. One larger entry goes alone. Beyond 64 KiB only latency grows.
+	BatchBytes = 64 << 10
+
+	// BatchEntries bounds the same in entries.
 	BatchEntries = 64
 )
 

@@ -203,12 +203,12 @@ func TestRecoverStopsTheWriter(t *testing.T) {
 	if stored > int(end.Last)+1 {
 		t.Errorf("%d entries acknowledged, the ledger ends at %d", stored, end.Last)
 	}
-	bytes := int64(0)
+	total := int64(0)
 	for n := range int(end.Last) + 1 {
-		bytes += int64(len(entry(r.w.ID(), n)))
+		total += int64(len(entry(r.w.ID(), n)))
 	}
-	if end.Bytes != bytes {
-		t.Errorf("recovered %d bytes, want %d", end.Bytes, bytes)
+	if end.Bytes != total {
+		t.Errorf("recovered %d bytes, want %d", end.Bytes, total)
 	}
 	r.check(t, heir, int(end.Last)+1)
 	if again, err := heir.Recover(t.Context(), r.w.ID()); again != end || err != nil {

@@ -23,6 +23,7 @@ type Writer struct {
 	tried   int            // of queue, on any stream
 	listed  bool           // in lane.ready
 	failure error          // final; set once
+	closing bool           // failure came from Close, everything before is stored
 	drained chan struct{}  // closed when queue is empty or failure set; nil unless somebody waits
 
 	answers    []answer // to be delivered, in order
@@ -86,7 +87,7 @@ func (w *Writer) Append(data []byte, done func(ledger.EntryID, error)) {
 // Close waits until every append is answered, closes the ledger and returns its
 // last entry. Appends after Close fail with [ledger.ErrClosed]. The error is the
 // writer's failure if it has one; then, or when ctx ends, the ledger is not known
-// to be closed.
+// to be closed. Closing again is fine.
 func (w *Writer) Close(ctx context.Context) (ledger.EntryID, error) {
 	l := w.lane
 	l.mu.Lock()
@@ -103,10 +104,11 @@ func (w *Writer) Close(ctx context.Context) (ledger.EntryID, error) {
 	}
 
 	l.mu.Lock()
-	if w.failure != nil {
+	if w.failure != nil && !w.closing {
 		defer l.mu.Unlock()
 		return 0, fmt.Errorf("close ledger %d: %w", w.id, w.failure)
 	}
+	w.closing = true
 	w.failLocked(fmt.Errorf("ledger %d: writer closed: %w", w.id, ledger.ErrClosed))
 	l.mu.Unlock()
 

@@ -23,9 +23,9 @@ type Mem struct {
 	dirs map[string]*memDir
 	free int64
 
-	syncs   int // calls of File.Sync and SyncDir so far
+	syncs     int // calls of File.Sync and SyncDir so far
 	failSync  int // the sync with this number fails; 0 = none
-	writes  int // calls of WriteAt so far
+	writes    int // calls of WriteAt so far
 	failWrite int // the write with this number fails; 0 = none
 }
 
@@ -112,9 +112,7 @@ func (m *Mem) Crash(rng *rand.Rand) *Mem {
 				left.now[name] = survivor(d.now[name])
 			}
 		}
-		for name, n := range left.now {
-			left.synced[name] = n
-		}
+		maps.Copy(left.synced, left.now)
 		clone.dirs[dir] = left
 	}
 	return clone
@@ -211,9 +209,7 @@ func (m *Mem) SyncDir(dir string) error {
 		return err
 	}
 	clear(d.synced)
-	for name, n := range d.now {
-		d.synced[name] = n
-	}
+	maps.Copy(d.synced, d.now)
 	return nil
 }
 
