@@ -183,6 +183,33 @@ func TestAppendStreamAnswersInOrder(t *testing.T) {
 	}
 }
 
+// TestAnswersWaitForOlderOnes has a second append undecided while the first is
+// answered.
+func TestAnswersWaitForOlderOnes(t *testing.T) {
+	s := newServing(t)
+	s.createLedger(1)
+	held := make(chan struct{})
+	s.group.set(false, held)
+	stream, err := s.client.Append(t.Context())
+	must(t, err)
+	for i := range int64(2) {
+		must(t, stream.Send(&bookiepb.AppendRequest{Appends: []*bookiepb.LedgerAppend{one(1, i, []byte("x"))}}))
+		eventually(t, "the append is proposed", func() bool {
+			s.group.mu.Lock()
+			defer s.group.mu.Unlock()
+			return s.group.inFlight == int(i)+1
+		})
+	}
+	for i := range int64(2) {
+		held <- struct{}{} // lets one command through
+		reply, err := stream.Recv()
+		must(t, err)
+		if a := reply.GetAnswers(); len(a) != 1 || a[0].GetFirst() != i || a[0].GetLast() != i || a[0].GetFailure() != nil {
+			t.Errorf("answers %v, want one for entry %d", a, i)
+		}
+	}
+}
+
 func TestProposerMergesWhatWaits(t *testing.T) {
 	s := newServing(t)
 	s.createLedger(1)
