@@ -35,7 +35,8 @@ func TestAckSetMatchesModel(t *testing.T) {
 	for step := range 3_000 {
 		switch p := somewhere(); rng.IntN(10) {
 		case 0: // a long run, so that pages fill up
-			for e := p.Entry; e < p.Entry+ledger.EntryID(rng.IntN(2*pageBits)); e++ {
+			end := p.Entry + ledger.EntryID(rng.IntN(2*pageBits))
+			for e := p.Entry; e < end; e++ {
 				q := at(p.Ledger, e)
 				if set.add(q) == model[q] {
 					t.Fatalf("step %d: add(%v) disagrees", step, q)

@@ -220,15 +220,17 @@ func TestLostAnswersFenceNobody(t *testing.T) {
 		}
 	}
 	// And one whose answer is lost for so long that the caller gave up.
-	meta.set(nil, func(string, string) error { return ledger.ErrUnknownOutcome })
 	gaveUp, cancel := context.WithCancel(t.Context())
+	meta.set(nil, func(string, string) error { cancel(); return ledger.ErrUnknownOutcome })
 	if err := sub.AckCumulative(at(3, 0)); err != nil {
 		t.Fatal(err)
 	}
-	meta.set(func(string, string) error { cancel(); return ledger.ErrUnavailable }, nil)
-	_ = sub.Flush(gaveUp)
+	if err := sub.Flush(gaveUp); err == nil {
+		t.Error("a save that was not answered succeeded")
+	}
 	meta.set(nil, nil)
-	if err := sub.Flush(t.Context()); err != nil {
+	appendAll(t, m, "f")
+	if err := errors.Join(sub.AckCumulative(at(3, 1)), sub.Flush(t.Context())); err != nil {
 		t.Error(err)
 	}
 	select {

@@ -69,7 +69,6 @@ type Reader struct {
 	mu        sync.Mutex
 	closed    bool                             // guarded by mu
 	window    []ledger.Entry                   // guarded by mu: fetched, not yet returned, consecutive
-	held      int64                            // guarded by mu: bytes of window and replayed, as counted in the permits
 	replayed  map[ledger.Position]ledger.Entry // guarded by mu: fetched for TryReplay
 	touched   time.Time                        // guarded by mu: when something was last taken from or put into them
 	streaming bool                             // guarded by mu: the last entries came from bookies
@@ -213,7 +212,6 @@ func (r *Reader) takeLocked(b *Batch, first ledger.Position, n int, maxBytes int
 	}
 	clear(r.window[:taken])
 	r.window = r.window[taken:]
-	r.held -= size
 	b.held.Add(size) // the permit moves with the entries
 	r.touched = time.Now()
 	return size
@@ -232,7 +230,6 @@ func (r *Reader) trimWindowLocked(p ledger.Position) {
 	gone := sizeOf(r.window[:skip])
 	clear(r.window[:skip])
 	r.window = r.window[skip:]
-	r.held -= gone
 	r.m.f.reads.release(gone)
 }
 
@@ -318,7 +315,6 @@ func (r *Reader) keepLocked(entries []ledger.Entry) {
 	}
 	size := sizeOf(entries)
 	r.m.f.reads.add(size)
-	r.held += size
 	r.window = append(r.window, entries...)
 	r.streaming = true
 	r.touched = time.Now()
@@ -327,7 +323,6 @@ func (r *Reader) keepLocked(entries []ledger.Entry) {
 func (r *Reader) dropWindowLocked() {
 	gone := sizeOf(r.window)
 	r.window = nil
-	r.held -= gone
 	r.m.f.reads.release(gone)
 }
 
@@ -340,7 +335,7 @@ const idleWindow = time.Second
 func (r *Reader) dropIdleWindow() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.held > 0 && time.Since(r.touched) >= idleWindow {
+	if len(r.window)+len(r.replayed) > 0 && time.Since(r.touched) >= idleWindow {
 		r.dropWindowLocked()
 		r.dropReplayedLocked()
 	}

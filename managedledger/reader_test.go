@@ -169,7 +169,10 @@ func TestEqualReadsAreMerged(t *testing.T) {
 		strand := m.sources.byID[1].strand
 		m.sources.mu.Unlock()
 		strand.Submit(taskFunc(func() {
-			for _, f := range m.sources.byID[1].flights {
+			src := m.sources.byID[1]
+			src.mu.Lock()
+			defer src.mu.Unlock()
+			for _, f := range src.flights {
 				n += len(f.wants)
 			}
 			close(done)
@@ -226,6 +229,58 @@ func TestReadFailureShowsOnce(t *testing.T) {
 		t.Errorf("after the failure %q", got[0].Data)
 	}
 	noneLeft(t, m, r)
+}
+
+// TestAnswerComesBetweenConfirmedAndWoken: in an add's callback the entry is
+// confirmed and readable from the cache, and no reader has been woken yet.
+func TestAnswerComesBetweenConfirmedAndWoken(t *testing.T) {
+	b := newBookies()
+	m := mustOpen(t, testFactory(t, b, metadatatest.NewMemory(t), testConfig()), topic)
+	r, idle := m.NewReader("r", at(0, 0)), m.NewReader("idle", at(0, 0))
+	if _, err := idle.TryRead(Limit{}); !errors.Is(err, ErrWouldBlock) {
+		t.Fatal(err)
+	}
+	answered := make(chan struct{})
+	m.Append([]byte("x"), func(p ledger.Position, _ error) {
+		defer close(answered)
+		if m.LastConfirmed() != p {
+			t.Errorf("answered %v while %v is confirmed", p, m.LastConfirmed())
+		}
+		batch, err := r.TryRead(Limit{})
+		if err != nil || batch.Entries[0].Position != p {
+			t.Errorf("in the callback TryRead = %v, %v", batch, err)
+			return
+		}
+		batch.Release()
+		select {
+		case <-idle.Ready():
+			t.Error("a reader was woken before the add was answered")
+		default:
+		}
+	})
+	await(t, "the answer", answered)
+	await(t, "the idle reader", idle.Ready())
+	noneLeft(t, m, r, idle)
+}
+
+// TestTailIsNeverFetched: a reader that follows the writer finds every entry in
+// the cache, because an entry is there before it is confirmed.
+func TestTailIsNeverFetched(t *testing.T) {
+	b := newBookies()
+	m := mustOpen(t, testFactory(t, b, metadatatest.NewMemory(t), testConfig()), topic)
+	r := m.NewReader("r", at(0, 0))
+	const n = 5000
+	var wg sync.WaitGroup
+	wg.Go(func() { readAll(t, r, n, Limit{Entries: 4}) })
+	for range n {
+		m.Append([]byte("x"), func(ledger.Position, error) {})
+	}
+	wg.Wait()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.reads != 0 {
+		t.Errorf("%d reads from the bookies by a reader that keeps up", b.reads)
+	}
 }
 
 // TestNoLostWakeUp races one append against a reader that looks and then waits,

@@ -39,7 +39,6 @@ func (r *Reader) TryReplay(positions []ledger.Position, limit Limit) (*Batch, er
 		}
 		if kept {
 			delete(r.replayed, p)
-			r.held -= n
 		} else {
 			b.reads.add(n)
 			r.m.f.cache.Hit(1, n)
@@ -129,7 +128,6 @@ func (r *Reader) settleReplayLocked(w *want, entries []ledger.Entry, err error) 
 		}
 		n := int64(len(e.Data))
 		r.replayed[e.Position] = e
-		r.held += n
 		r.m.f.reads.add(n)
 	}
 	r.touched = time.Now()
@@ -141,6 +139,5 @@ func (r *Reader) dropReplayedLocked() {
 		gone += int64(len(e.Data))
 	}
 	r.replayed = nil
-	r.held -= gone
 	r.m.f.reads.release(gone)
 }
