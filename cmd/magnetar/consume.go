@@ -75,6 +75,9 @@ func (f *consumeFlags) check() error {
 	if _, ok := subscriptionTypes[f.typ]; !ok {
 		errs = append(errs, fmt.Errorf("--type is %q: want %s", f.typ, strings.Join(slices.Sorted(maps.Keys(subscriptionTypes)), ", ")))
 	}
+	if _, err := protocol.ParseTopic(f.topic); err != nil {
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
 }
 

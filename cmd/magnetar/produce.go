@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/magnetar-io/magnetar/protocol"
 	"github.com/magnetar-io/magnetar/protocol/wireclient"
 )
 
@@ -92,6 +93,9 @@ func (f *produceFlags) check(cmd *cobra.Command) error {
 		}
 	}
 	if _, err := f.propertyMap(); err != nil {
+		errs = append(errs, err)
+	}
+	if _, err := protocol.ParseTopic(f.topic); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
