@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/magnetar-io/magnetar/bookie/client"
 	"github.com/magnetar-io/magnetar/internal/rpc"
 	"github.com/magnetar-io/magnetar/ledger"
+	"github.com/magnetar-io/magnetar/raftlog"
 )
 
 // recorder appends numbered entries to one writer and notes every answer.
@@ -297,6 +299,58 @@ func TestReadsWithoutALeader(t *testing.T) {
 	}
 	if _, err := r.settle(); !errors.Is(err, ledger.ErrUnknownOutcome) {
 		t.Errorf("append after Close: %v, want ErrUnknownOutcome", err)
+	}
+}
+
+// TestWipedBookieCatchesUp empties a disk. The bookie comes back under another
+// identity, gets the ledgers as a stream, and then serves them alone.
+func TestWipedBookieCatchesUp(t *testing.T) {
+	cluster := newCluster(t)
+	c := cluster.client()
+	all := create(t, c, 4)
+	for _, r := range all {
+		for range 2000 {
+			r.append()
+		}
+		_, err := r.settle()
+		must(t, err)
+	}
+	must(t, c.Delete(t.Context(), all[3].w.ID()))
+	for range 10 { // more commands than the log keeps, and time for a snapshot pointer
+		for _, r := range all[:3] {
+			for range 20 {
+				r.append()
+				_, err := r.settle()
+				must(t, err)
+			}
+		}
+	}
+	const victim = 2
+	before := cluster.running[victim].node.Identity().Node()
+	cluster.kill(victim)
+	must(t, os.RemoveAll(cluster.dirOf(victim)))
+	cluster.start(victim, nil)
+	wiped := cluster.running[victim].node
+	if wiped.Identity().Node() == before {
+		t.Fatalf("the wiped bookie is still %s", before)
+	}
+	eventually(t, "three voters again, the wiped one among them", func() bool {
+		for _, g := range wiped.Groups() {
+			s := g.Status()
+			voter := slices.ContainsFunc(s.Members, func(m raftlog.Member) bool { return m.Node == wiped.Identity().Node() && m.Voter })
+			if len(s.Members) != 3 || !voter {
+				return false
+			}
+		}
+		return true
+	})
+	for i := range 3 {
+		if i != victim {
+			cluster.kill(i)
+		}
+	}
+	for _, r := range all[:3] {
+		r.check(t, c, 2200)
 	}
 }
 
