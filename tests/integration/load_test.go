@@ -18,9 +18,11 @@ import (
 // load publishes numbered messages to one topic from several producers and records
 // what became of them.
 type load struct {
-	history *verify.History
-	acked   atomic.Int64
-	failed  atomic.Int64
+	history   *verify.History
+	plan      plan
+	connected []pulsar.Producer
+	acked     atomic.Int64
+	failed    atomic.Int64
 
 	mu    sync.Mutex // guards what follows
 	since time.Time  // resumed looks at messages sent after this
@@ -48,15 +50,29 @@ const loadTick = 10 * time.Millisecond
 // publish begins a load. It ends by itself; wait says when.
 func publish(t *testing.T, client pulsar.Client, history *verify.History, p plan) *load {
 	t.Helper()
-	l := &load{history: history, wake: make(chan struct{}, 1)}
+	l := prepare(t, client, history, p)
+	l.start(t)
+	return l
+}
+
+// prepare connects the producers of a load.
+func prepare(t *testing.T, client pulsar.Client, history *verify.History, p plan) *load {
+	t.Helper()
+	l := &load{history: history, plan: p, wake: make(chan struct{}, 1)}
 	for i := range p.producers {
-		producer := produceTo(t, client, pulsar.ProducerOptions{
+		l.connected = append(l.connected, produceTo(t, client, pulsar.ProducerOptions{
 			Topic: p.topic, Name: fmt.Sprintf("%s-%d", p.name, i), SendTimeout: p.timeout,
 			MaxPendingMessages: 2000, BatchingMaxMessages: 50, BatchingMaxPublishDelay: 5 * time.Millisecond,
-		})
-		l.producers.Go(func() { l.run(t.Context(), producer, p) })
+		}))
 	}
 	return l
+}
+
+// start begins publishing.
+func (l *load) start(t *testing.T) {
+	for _, producer := range l.connected {
+		l.producers.Go(func() { l.run(t.Context(), producer, l.plan) })
+	}
 }
 
 func (l *load) run(ctx context.Context, producer pulsar.Producer, p plan) {
