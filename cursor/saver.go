@@ -183,12 +183,11 @@ func (s *saver) save(ctx context.Context) error {
 	state.Acked, state.Unsaved = s.c.acked.ranges(s.MaxRanges)
 	s.c.mu.Unlock()
 
-	_, err := s.write(ctx, state, seq)
-	return err
+	return s.write(ctx, state, seq)
 }
 
 // write saves state, which is that of seq. The caller holds the turn.
-func (s *saver) write(ctx context.Context, state State, seq uint64) (int64, error) {
+func (s *saver) write(ctx context.Context, state State, seq uint64) error {
 	s.c.mu.Lock()
 	version := s.version
 	s.last = time.Now()
@@ -207,7 +206,7 @@ func (s *saver) write(ctx context.Context, state State, seq uint64) (int64, erro
 			s.busy.Go(func() { s.Lost(fmt.Errorf("save cursor %q: %w", s.c.name, err)) })
 		}
 	}
-	return next, err
+	return err
 }
 
 // Flush saves now if memory is ahead of the record, and waits for it. It does
@@ -248,7 +247,7 @@ func (c *Cursor) Reset(ctx context.Context, target ledger.Position) error {
 
 	var err error
 	if c.saver != nil {
-		_, err = c.saver.write(ctx, State{MarkDeleted: marked}, seq)
+		err = c.saver.write(ctx, State{MarkDeleted: marked}, seq)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -242,10 +242,9 @@ func (r *Ring) Oldest() (ledger.Position, bool) {
 }
 
 func (r *Ring) find(id ledger.ID) *tail {
-	tails := *r.tails.Load()
-	for i := len(tails) - 1; i >= 0; i-- {
-		if tails[i].id == id {
-			return tails[i]
+	for _, t := range slices.Backward(*r.tails.Load()) {
+		if t.id == id {
+			return t
 		}
 	}
 	return nil

@@ -270,23 +270,23 @@ func TestMatchesModel(t *testing.T) {
 func (c *Cache) verify() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var bytes, entries int64
+	var size, entries int64
 	for b := c.front; b != nil; b = b.next {
-		size, n := int64(blockOverhead), int64(0)
+		held, n := int64(blockOverhead), int64(0)
 		for _, d := range b.data {
 			if d != nil {
-				size += int64(len(d))
+				held += int64(len(d))
 				n++
 			}
 		}
-		if !b.listed || size != b.bytes || n != b.entries {
-			return fmt.Errorf("block counts %d bytes and %d entries, holds %d and %d", b.bytes, b.entries, size, n)
+		if !b.listed || held != b.bytes || n != b.entries {
+			return fmt.Errorf("block counts %d bytes and %d entries, holds %d and %d", b.bytes, b.entries, held, n)
 		}
-		bytes, entries = bytes+size, entries+n
+		size, entries = size+held, entries+n
 	}
-	if bytes != c.used.Load() || entries != c.count.Load() || bytes > c.budget {
+	if size != c.used.Load() || entries != c.count.Load() || size > c.budget {
 		return fmt.Errorf("cache counts %d bytes and %d entries, holds %d and %d, budget %d",
-			c.used.Load(), c.count.Load(), bytes, entries, c.budget)
+			c.used.Load(), c.count.Load(), size, entries, c.budget)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -84,7 +85,7 @@ func TestFailedAddIsResentOnceInOrder(t *testing.T) {
 			var wg sync.WaitGroup
 			for i := range n {
 				wg.Add(1)
-				m.Append([]byte(fmt.Sprint(i)), func(p ledger.Position, err error) {
+				m.Append([]byte(strconv.Itoa(i)), func(p ledger.Position, err error) {
 					defer wg.Done()
 					mu.Lock()
 					defer mu.Unlock()
@@ -105,7 +106,7 @@ func TestFailedAddIsResentOnceInOrder(t *testing.T) {
 				}
 			}
 			for i, e := range readAll(t, r, n, Limit{Entries: 7}) {
-				if string(e.Data) != fmt.Sprint(i) || e.Position != positions[i] {
+				if string(e.Data) != strconv.Itoa(i) || e.Position != positions[i] {
 					t.Fatalf("entry %d is %v %q, want %v", i, e.Position, e.Data, positions[i])
 				}
 			}

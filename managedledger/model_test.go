@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"testing"
 	"time"
@@ -38,7 +39,7 @@ func TestReaderMatchesModel(t *testing.T) {
 		model := &readerModel{t: t, acked: map[ledger.Position]bool{}, saved: map[ledger.Position]bool{}}
 		model.open(m)
 		for step := range 400 {
-			what := ""
+			var what string
 			switch k := rng.IntN(100); {
 			case k < 30:
 				what = "append"
@@ -129,9 +130,7 @@ func (w *readerModel) crash(m *ManagedLedger) {
 
 func (w *readerModel) save() {
 	clear(w.saved)
-	for p, ok := range w.acked {
-		w.saved[p] = ok
-	}
+	maps.Copy(w.saved, w.acked)
 }
 
 func (w *readerModel) append(m *ManagedLedger, n int) {

@@ -69,7 +69,7 @@ func (f *Factory) tryTakeOver(ctx context.Context, name string) (*ManagedLedger,
 		}
 		if errors.Is(err, errConflict) {
 			if writer != nil {
-				m.discard(writer.ID())
+				m.discard(ctx, writer.ID())
 			}
 			return nil, fmt.Errorf("%w: another broker is using it: %w", ErrFenced, err)
 		}
@@ -77,7 +77,7 @@ func (f *Factory) tryTakeOver(ctx context.Context, name string) (*ManagedLedger,
 	}
 	m.begin(writer)
 	if err := m.takeCursors(ctx); err != nil {
-		m.giveUp()
+		m.giveUp(ctx)
 		return nil, err
 	}
 	if len(m.record.unlisted) > 0 {
@@ -197,9 +197,9 @@ func (m *ManagedLedger) cursorOptions(name string) cursor.Options {
 }
 
 // giveUp ends a handle whose opening failed after it had a ledger.
-func (m *ManagedLedger) giveUp() {
+func (m *ManagedLedger) giveUp(ctx context.Context) {
 	m.fence(fmt.Errorf("managed ledger %q was not opened: %w", m.name, ErrClosed))
-	ctx, cancel := context.WithTimeout(context.Background(), m.cfg.cursorTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.cfg.cursorTimeout)
 	defer cancel()
 	_ = m.Close(ctx) // nothing to save: it was never used
 }

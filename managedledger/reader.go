@@ -359,14 +359,14 @@ func (m *ManagedLedger) passed(from, to ledger.Position) {
 	if !ok {
 		return
 	}
-	slowest, any := ledger.Position{}, false
+	slowest, found := ledger.Position{}, false
 	for _, r := range m.registry.all() {
 		// A reader before the ring's beginning will miss it whatever is kept.
-		if p := r.c.ReadPosition(); !p.Before(oldest) && (!any || p.Before(slowest)) {
-			slowest, any = p, true
+		if p := r.c.ReadPosition(); !p.Before(oldest) && (!found || p.Before(slowest)) {
+			slowest, found = p, true
 		}
 	}
-	if any && slowest.After(oldest) {
+	if found && slowest.After(oldest) {
 		m.ring.DropBefore(slowest)
 	}
 }

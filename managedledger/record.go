@@ -24,9 +24,9 @@ const (
 // recordFormat is the version of both records' format.
 const recordFormat = 1
 
-func ledgerKey(name string) string         { return ledgersPrefix + name }
-func cursorPrefix(name string) string      { return cursorsPrefix + name + "/" }
-func cursorKey(name, cursor string) string { return cursorPrefix(name) + url.PathEscape(cursor) }
+func ledgerKey(name string) string      { return ledgersPrefix + name }
+func cursorPrefix(name string) string   { return cursorsPrefix + name + "/" }
+func cursorKey(name, sub string) string { return cursorPrefix(name) + url.PathEscape(sub) }
 func cursorName(name, key string) (string, error) {
 	return url.PathUnescape(strings.TrimPrefix(key, cursorPrefix(name)))
 }

@@ -71,7 +71,7 @@ func (m *ManagedLedger) switchLedger(old Writer, failed bool) {
 	if err := m.save(m.ctx, next); err != nil {
 		writer.Abandon()
 		if errors.Is(err, errConflict) {
-			m.discard(writer.ID())
+			m.discard(m.ctx, writer.ID())
 			m.lost(err)
 		}
 		return
@@ -242,8 +242,8 @@ func closeCurrent(v *view, end Closed) []LedgerInfo {
 }
 
 // discard deletes a ledger that was made and never listed.
-func (m *ManagedLedger) discard(id ledger.ID) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.cfg.cursorTimeout)
+func (m *ManagedLedger) discard(ctx context.Context, id ledger.ID) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.cfg.cursorTimeout)
 	defer cancel()
 	if err := m.f.deleteLedger(ctx, id); err != nil {
 		m.log.Warn("ledger left behind; the sweep of unlisted ledgers deletes it", "ledger", id, "err", err)

@@ -128,20 +128,20 @@ func (m *ManagedLedger) unlistConsumed(timer bool) ([]ledger.ID, error) {
 // consumed returns how many of the oldest ledgers nobody needs. The current
 // ledger is never among them.
 func (m *ManagedLedger) consumed(v *view, timer bool) int {
-	slowest, any := ledger.Position{}, false
+	slowest, durable := ledger.Position{}, false
 	for _, r := range m.registry.all() {
 		if !r.Durable() {
 			continue
 		}
-		if p := r.c.MarkDeleted(); !any || p.Before(slowest) {
-			slowest, any = p, true
+		if p := r.c.MarkDeleted(); !durable || p.Before(slowest) {
+			slowest, durable = p, true
 		}
 	}
 	for i, e := range v.layout.Closed() {
 		switch {
-		case any && e.Last().After(slowest):
+		case durable && e.Last().After(slowest):
 			return i
-		case !any && (!timer || time.Since(v.closed[i].Closed) < time.Duration(m.cfg.RetentionCheckPeriod)*time.Second):
+		case !durable && (!timer || time.Since(v.closed[i].Closed) < time.Duration(m.cfg.RetentionCheckPeriod)*time.Second):
 			// Without a durable cursor data is kept for a while after its ledger was
 			// closed, so that a subscription made right after a restart finds it.
 			return i
