@@ -176,7 +176,6 @@ func (s *sources) isBusy() bool {
 	return len(s.byID) > 0
 }
 
-
 // TestMetricsAreThere: the names that operators watch, each registered once.
 func TestMetricsAreThere(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
