@@ -95,7 +95,7 @@ func (b *Broker) Serve(l net.Listener) error {
 			b.accept(nc)
 			continue
 		}
-		if b.ctx.Err() != nil || errors.Is(err, net.ErrClosed) && b.isClosed() {
+		if b.isClosed() {
 			return nil
 		}
 		// Out of file descriptors and the like: it may pass, and the clients that

@@ -80,8 +80,7 @@ func parseTopic(name string) (protocol.TopicName, error) {
 
 // asBusy returns who stands in the way, if that is what err says.
 func asBusy(err error) (holder, bool) {
-	var busy *busyError
-	if errors.As(err, &busy) && busy.holder != nil {
+	if busy, ok := errors.AsType[*busyError](err); ok && busy.holder != nil {
 		return busy.holder, true
 	}
 	return nil, false

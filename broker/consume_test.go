@@ -180,15 +180,15 @@ func TestAckAnswers(t *testing.T) {
 	}
 
 	// What cannot be is refused, and the connection goes on.
-	far := &pulsarpb.MessageIdData{LedgerId: ids[0].LedgerId, EntryId: u(99)}
+	far := &pulsarpb.MessageIdData{LedgerId: ids[0].LedgerId, EntryId: new(uint64(99))}
 	for name, cmd := range map[string]*command{
-		"beyond-the-end":     ackCommand(1, pulsarpb.CommandAck_Individual, u(100), far),
-		"no-such-consumer":   ackCommand(44, pulsarpb.CommandAck_Individual, u(100), ids[0]),
-		"cumulative-of-two":  ackCommand(1, pulsarpb.CommandAck_Cumulative, u(100), ids[0], ids[1]),
-		"cumulative-of-none": ackCommand(1, pulsarpb.CommandAck_Cumulative, u(100)),
+		"beyond-the-end":     ackCommand(1, pulsarpb.CommandAck_Individual, new(uint64(100)), far),
+		"no-such-consumer":   ackCommand(44, pulsarpb.CommandAck_Individual, new(uint64(100)), ids[0]),
+		"cumulative-of-two":  ackCommand(1, pulsarpb.CommandAck_Cumulative, new(uint64(100)), ids[0], ids[1]),
+		"cumulative-of-none": ackCommand(1, pulsarpb.CommandAck_Cumulative, new(uint64(100))),
 		"in-a-transaction": func() *command {
-			cmd := ackCommand(1, pulsarpb.CommandAck_Individual, u(100), ids[0])
-			cmd.Ack.TxnidMostBits = u(1)
+			cmd := ackCommand(1, pulsarpb.CommandAck_Individual, new(uint64(100)), ids[0])
+			cmd.Ack.TxnidMostBits = new(uint64(1))
 			return cmd
 		}(),
 	} {
@@ -332,13 +332,13 @@ func TestSeek(t *testing.T) {
 				c.receive(1, want...)
 			}
 			to(ids[1], nil, texts(1, 6)...)
-			to(nil, u(3000), texts(2, 6)...)
-			to(nil, u(3001), texts(3, 6)...)
-			to(nil, u(1), texts(0, 6)...)
-			to(&pulsarpb.MessageIdData{LedgerId: u(wireEarliest), EntryId: u(wireEarliest)}, nil, texts(0, 6)...)
-			to(&pulsarpb.MessageIdData{LedgerId: u(wireLatest), EntryId: u(wireLatest)}, nil)
+			to(nil, new(uint64(3000)), texts(2, 6)...)
+			to(nil, new(uint64(3001)), texts(3, 6)...)
+			to(nil, new(uint64(1)), texts(0, 6)...)
+			to(&pulsarpb.MessageIdData{LedgerId: new(uint64(wireEarliest)), EntryId: new(uint64(wireEarliest))}, nil, texts(0, 6)...)
+			to(&pulsarpb.MessageIdData{LedgerId: new(uint64(wireLatest)), EntryId: new(uint64(wireLatest))}, nil)
 			to(ids[5], nil, "5")
-			to(nil, u(99_999))
+			to(nil, new(uint64(99_999)))
 			c.write(seekCommand(1, c.id(), nil, nil))
 			c.expectError(pulsarpb.ServerError_NotAllowedError)
 			c.nothing(20 * time.Millisecond)
@@ -352,7 +352,7 @@ func TestLastMessageID(t *testing.T) {
 	c := n.connect()
 	c.subscribe(topicA, "s", exclusive, 1)
 	last := func() *pulsarpb.CommandGetLastMessageIdResponse {
-		c.write(&command{Type: pulsarpb.BaseCommand_GET_LAST_MESSAGE_ID.Enum(), GetLastMessageId: &pulsarpb.CommandGetLastMessageId{ConsumerId: u(1), RequestId: c.id()}})
+		c.write(&command{Type: pulsarpb.BaseCommand_GET_LAST_MESSAGE_ID.Enum(), GetLastMessageId: &pulsarpb.CommandGetLastMessageId{ConsumerId: new(uint64(1)), RequestId: c.id()}})
 		r := c.expect(pulsarpb.BaseCommand_GET_LAST_MESSAGE_ID_RESPONSE).Command.GetGetLastMessageIdResponse()
 		if r.ConsumerMarkDeletePosition == nil {
 			t.Error("no mark-delete position")
@@ -378,7 +378,7 @@ func TestLastMessageID(t *testing.T) {
 	if r := last(); positionOf(r.GetConsumerMarkDeletePosition()) != positionOf(ids[1]) {
 		t.Errorf("mark-delete %v, want %v", r.GetConsumerMarkDeletePosition(), ids[1])
 	}
-	c.write(&command{Type: pulsarpb.BaseCommand_GET_LAST_MESSAGE_ID.Enum(), GetLastMessageId: &pulsarpb.CommandGetLastMessageId{ConsumerId: u(44), RequestId: c.id()}})
+	c.write(&command{Type: pulsarpb.BaseCommand_GET_LAST_MESSAGE_ID.Enum(), GetLastMessageId: &pulsarpb.CommandGetLastMessageId{ConsumerId: new(uint64(44)), RequestId: c.id()}})
 	c.expectError(pulsarpb.ServerError_ConsumerNotFound)
 }
 

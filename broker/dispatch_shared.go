@@ -130,11 +130,12 @@ func (d *shared) step() (WhyIdle, time.Time) {
 	}
 	var b *managedledger.Batch
 	var until time.Time
-	if d.replay.len() > 0 {
+	switch {
+	case d.replay.len() > 0:
 		b, why, until = d.readAgain(limit)
-	} else if d.s.blocked.Load() {
+	case d.s.blocked.Load():
 		return TooManyUnacked, time.Time{}
-	} else {
+	default:
 		b, why, until = d.s.read(d.s.reader.TryRead(limit))
 	}
 	if b == nil {

@@ -135,8 +135,7 @@ var serverErrors = []struct {
 
 // serverError returns the code under which a client is told of err.
 func serverError(err error) pulsarpb.ServerError {
-	var elsewhere *ownership.NotOwnerError
-	if errors.As(err, &elsewhere) {
+	if _, elsewhere := errors.AsType[*ownership.NotOwnerError](err); elsewhere {
 		return pulsarpb.ServerError_ServiceNotReady
 	}
 	for _, e := range serverErrors {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/magnetar-io/magnetar/broker/ownership"
 	"github.com/magnetar-io/magnetar/ledger"
 	"github.com/magnetar-io/magnetar/managedledger"
@@ -20,7 +22,6 @@ import (
 	"github.com/magnetar-io/magnetar/metadata/metadatatest"
 	"github.com/magnetar-io/magnetar/protocol"
 	"github.com/magnetar-io/magnetar/protocol/pulsarpb"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // memStorage keeps ledgers in memory.
@@ -222,7 +223,7 @@ func (n *node) stop() {
 	n.once.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		if err := n.Broker.Close(ctx); err != nil {
+		if err := n.Close(ctx); err != nil {
 			n.t.Errorf("close broker: %v", err)
 		}
 		if err := <-n.served; err != nil {

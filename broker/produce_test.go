@@ -236,7 +236,7 @@ func TestSendStoresBytesUntouched(t *testing.T) {
 	}, []byte("not LZ4 at all: the broker does not look"))
 	highest := uint64(11)
 	cmd := &command{Type: pulsarpb.BaseCommand_SEND.Enum(), Send: &pulsarpb.CommandSend{
-		ProducerId: u(1), SequenceId: &seq, HighestSequenceId: &highest, NumMessages: &count,
+		ProducerId: new(uint64(1)), SequenceId: &seq, HighestSequenceId: &highest, NumMessages: &count,
 	}}
 	c.writeRaw(append(protocol.AppendPayloadHeader(nil, cmd, len(batch)), batch...))
 	r := c.receipt()
@@ -251,8 +251,6 @@ func TestSendStoresBytesUntouched(t *testing.T) {
 		t.Errorf("%d messages of %d bytes came in, want 3 of %d", s.MsgInCounter, s.BytesInCounter, len(batch))
 	}
 }
-
-func u(n uint64) *uint64 { return &n }
 
 func TestBadPayloadsAreRefusedAndNothingIsStored(t *testing.T) {
 	n := newNode(t)
@@ -286,7 +284,7 @@ func TestBadPayloadsAreRefusedAndNothingIsStored(t *testing.T) {
 	}
 	c.writeRaw(func() []byte {
 		data := payload("x", 1)
-		cmd := &command{Type: pulsarpb.BaseCommand_SEND.Enum(), Send: &pulsarpb.CommandSend{ProducerId: u(1), SequenceId: u(7), TxnidMostBits: u(1), TxnidLeastBits: u(2)}}
+		cmd := &command{Type: pulsarpb.BaseCommand_SEND.Enum(), Send: &pulsarpb.CommandSend{ProducerId: new(uint64(1)), SequenceId: new(uint64(7)), TxnidMostBits: new(uint64(1)), TxnidLeastBits: new(uint64(2))}}
 		return append(protocol.AppendPayloadHeader(nil, cmd, len(data)), data...)
 	}())
 	if e := c.expect(pulsarpb.BaseCommand_SEND_ERROR).Command.GetSendError(); e.GetError() != pulsarpb.ServerError_NotAllowedError {
@@ -336,7 +334,7 @@ func TestCloseProducerWaitsForItsReceipts(t *testing.T) {
 	resume := n.mem.pause()
 	defer resume()
 	c.send(1, 0, payload("0", 1))
-	c.write(&command{Type: pulsarpb.BaseCommand_CLOSE_PRODUCER.Enum(), CloseProducer: &pulsarpb.CommandCloseProducer{ProducerId: u(1), RequestId: c.id()}})
+	c.write(&command{Type: pulsarpb.BaseCommand_CLOSE_PRODUCER.Enum(), CloseProducer: &pulsarpb.CommandCloseProducer{ProducerId: new(uint64(1)), RequestId: c.id()}})
 	c.works()
 	if len(c.held) > 0 {
 		t.Fatalf("closed before its publish was answered: %v", c.heldTypes())
@@ -371,7 +369,7 @@ func TestPublishBackPressure(t *testing.T) {
 			go func() {
 				for i := range 3 * tt.most {
 					data := payload(strings.Repeat("x", tt.size), 1)
-					cmd := &command{Type: pulsarpb.BaseCommand_SEND.Enum(), Send: &pulsarpb.CommandSend{ProducerId: u(1), SequenceId: u(uint64(i))}}
+					cmd := &command{Type: pulsarpb.BaseCommand_SEND.Enum(), Send: &pulsarpb.CommandSend{ProducerId: new(uint64(1)), SequenceId: new(uint64(i))}}
 					if _, err := c.nc.Write(append(protocol.AppendPayloadHeader(nil, cmd, len(data)), data...)); err != nil {
 						return
 					}

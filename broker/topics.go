@@ -49,7 +49,7 @@ func (b *Broker) topic(ctx context.Context, name protocol.TopicName, create crea
 			return nil, err
 		}
 		if mine { // opening goes on if the one who asked first goes away
-			go func() {
+			go func() { //nolint:contextcheck // the opening outlives this request
 				defer b.running.Done()
 				b.openTopic(name, create, o)
 			}()
