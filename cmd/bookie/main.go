@@ -59,7 +59,7 @@ func run(ctx context.Context, settings assemble.Settings) error {
 	log.Info("bookie is ready", "node", b.Node(), "address", b.Address(), "http", b.WebAddress())
 	<-ctx.Done()
 	log.Info("bookie ends")
-	return b.Close()
+	return b.Close(ctx)
 }
 
 func formatCommand() *cobra.Command {
@@ -77,9 +77,9 @@ func formatCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s now holds the new cluster %s (id %s, %d ledger groups) with the one member %s.\nStart it with `bookie`, and the others on empty directories.\n",
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s now holds the new cluster %s (id %s, %d ledger groups) with the one member %s.\nStart it with `bookie`, and the others on empty directories.\n",
 				c.Directory(), identity.Cluster, identity.ClusterID, identity.Groups, identity.Node())
-			return nil
+			return err
 		},
 	}
 	settings.AddTo(cmd)

@@ -43,5 +43,5 @@ func run(ctx context.Context, settings assemble.Settings) error {
 	log.Info("broker is ready", "serviceUrl", b.ServiceURL(), "webServiceUrl", b.WebServiceURL())
 	<-ctx.Done()
 	log.Info("broker ends")
-	return b.Close()
+	return b.Close(ctx)
 }

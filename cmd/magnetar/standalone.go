@@ -52,19 +52,21 @@ func standalone(ctx context.Context, out io.Writer, settings assemble.Settings) 
 	if err != nil {
 		return err
 	}
-	welcome(out, s, c.Bookie.Directory())
+	if err := welcome(out, s, c.Bookie.Directory()); err != nil {
+		log.Warn("nobody reads the standard output", "err", err)
+	}
 	<-ctx.Done()
 	log.Info("standalone ends")
-	return s.Close()
+	return s.Close(ctx)
 }
 
 // welcome says where to connect and what to try next.
-func welcome(out io.Writer, s *assemble.Standalone, dir string) {
+func welcome(out io.Writer, s *assemble.Standalone, dir string) error {
 	url := ""
 	if s.ServiceURL() != "pulsar://127.0.0.1:6650" { // else it is what the commands assume
 		url = " --url " + s.ServiceURL()
 	}
-	fmt.Fprintf(out, `
+	_, err := fmt.Fprintf(out, `
 Magnetar is ready. Ctrl-C stops it in order; the next start continues.
   Pulsar clients  %s
   HTTP            %s  (/metrics, /health, /admin/v2/...)
@@ -73,4 +75,5 @@ Try in another terminal (from a checkout "go run ./cmd/magnetar" for "magnetar")
   magnetar produce my-topic -m "hello"%s
   magnetar consume my-topic -s my-subscription -n 1 --earliest%s
 `, s.ServiceURL(), s.WebServiceURL(), dir, url, url)
+	return err
 }

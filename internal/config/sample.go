@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bufio"
 	"cmp"
 	"fmt"
 	"io"
@@ -15,7 +14,7 @@ const sampleWidth = 96
 // WriteSample writes the commented properties file with every key at its default:
 // the text of configs/*.conf. The header comes first, as a comment.
 func (s *Set) WriteSample(w io.Writer, header string) error {
-	out := bufio.NewWriter(w)
+	out := new(strings.Builder)
 	comment(out, header)
 	section := ""
 	for _, k := range s.bySection() {
@@ -32,7 +31,8 @@ func (s *Set) WriteSample(w io.Writer, header string) error {
 		fmt.Fprintf(out, "# Default: %s. Allowed: %s.\n", def, k.want())
 		fmt.Fprintf(out, "%s=%s\n", k.name, escape(k.def))
 	}
-	return out.Flush()
+	_, err := io.WriteString(w, out.String())
+	return err
 }
 
 // bySection returns the keys in order of registration, but those of one section
@@ -51,7 +51,7 @@ func (s *Set) bySection() []*key {
 
 // comment writes text as comment lines, wrapped between words. Line breaks of the
 // text stay.
-func comment(w io.Writer, text string) {
+func comment(w *strings.Builder, text string) {
 	for line := range strings.SplitSeq(strings.TrimSpace(text), "\n") {
 		out := "#"
 		for word := range strings.FieldsSeq(line) {

@@ -10,7 +10,7 @@ import (
 func FreePortBase() (int, error) {
 	const low, high, step, attempts = 12000, 28000, 30, 200
 	for range attempts {
-		base := low + step*rand.IntN((high-low)/step) //nolint:gosec // which one does not matter
+		base := low + step*rand.IntN((high-low)/step)
 		c := Cluster{state: state{PortBase: base, Bookies: maxProcesses, Brokers: maxProcesses}}
 		if c.portsFree() == nil {
 			return base, nil

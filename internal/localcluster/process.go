@@ -40,7 +40,7 @@ func (c *Cluster) launch(p Process) error {
 	if err != nil {
 		return err
 	}
-	defer out.Close()
+	defer func() { _ = out.Close() }() // the process has its own
 
 	// Not CommandContext: the process must outlive whoever starts it.
 	cmd := exec.Command(c.program(p.Role), c.arguments(p)...) //nolint:noctx,gosec // see above; our own programs
@@ -50,7 +50,7 @@ func (c *Cluster) launch(p Process) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.spoken(), err)
 	}
-	c.reapers.Go(func() { cmd.Wait() }) // its end is seen through Pid; its exit code is in nobody's interest
+	c.reapers.Go(func() { _ = cmd.Wait() }) // its end is seen through Pid; its exit code is in nobody's interest
 	record, err := json.Marshal(pidRecord{Pid: cmd.Process.Pid, Started: startTime(cmd.Process.Pid)})
 	if err == nil {
 		err = replaceFile(c.pidFile(p), append(record, '\n'))
@@ -203,6 +203,6 @@ func linuxStartTime(stat string) string {
 }
 
 func bootID() string {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") //nolint:errcheck // without it the ticks alone must do
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it the ticks alone must do
 	return "@" + strings.TrimSpace(string(id))
 }

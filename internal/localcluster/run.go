@@ -84,7 +84,7 @@ func (c *Cluster) portsFree() error {
 				taken = append(taken, fmt.Sprintf("%d (%s)", port, p.spoken()))
 				continue
 			}
-			l.Close()
+			_ = l.Close() // it was only a question
 		}
 	}
 	if taken != nil {

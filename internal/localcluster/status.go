@@ -88,7 +88,7 @@ func (c *Cluster) health(ctx context.Context, p Process) (Health, error) {
 	if err != nil {
 		return Health{}, err
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }() // it was read
 	const most = 1 << 20
 	text, err := io.ReadAll(io.LimitReader(response.Body, most))
 	if err != nil {
@@ -183,7 +183,7 @@ func groupsOf(answers []Health) []GroupStatus {
 // bookieNumber takes the 2 out of "bookie-2@disk".
 func bookieNumber(node string) int {
 	name, _, _ := strings.Cut(node, "@")
-	n, _ := strconv.Atoi(strings.TrimPrefix(name, string(Bookie)+"-")) //nolint:errcheck // 0 is the answer then
+	n, _ := strconv.Atoi(strings.TrimPrefix(name, string(Bookie)+"-")) // 0 is the answer then
 	return n
 }
 
@@ -267,23 +267,27 @@ func (s Status) Leader(group uint32) int {
 
 // Print writes the status for people.
 func (s Status) Print(w io.Writer) error {
-	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(out, "cluster %s in %s\n\n", s.Name, s.Dir)
-	fmt.Fprintln(out, "PROCESS\tSTATE\tPID\tPORT\tHTTP\tDETAIL")
+	var out strings.Builder
+	fmt.Fprintf(&out, "cluster %s in %s\n\n", s.Name, s.Dir)
+	fmt.Fprintln(&out, "PROCESS\tSTATE\tPID\tPORT\tHTTP\tDETAIL")
 	for _, p := range s.Processes {
 		detail := p.Detail
 		if detail == "" {
 			detail = p.Node
 		}
-		fmt.Fprintf(out, "%s %d\t%s\t%d\t%d\t%d\t%s\n", p.Role, p.Number, p.State, p.Pid, p.Ports[string(p.Role)], p.Ports["http"], detail)
+		fmt.Fprintf(&out, "%s %d\t%s\t%d\t%d\t%d\t%s\n", p.Role, p.Number, p.State, p.Pid, p.Ports[string(p.Role)], p.Ports["http"], detail)
 	}
-	fmt.Fprintln(out, "\nGROUP\tLEADER\tTERM\tCOMMIT\tVOTERS")
+	fmt.Fprintln(&out, "\nGROUP\tLEADER\tTERM\tCOMMIT\tVOTERS")
 	for _, g := range s.Groups {
 		leader := "none"
 		if g.Leader != 0 {
 			leader = "bookie " + strconv.Itoa(g.Leader)
 		}
-		fmt.Fprintf(out, "%d\t%s\t%d\t%d\t%s\n", g.Group, leader, g.Term, g.Commit, strings.Join(g.Voters, " "))
+		fmt.Fprintf(&out, "%d\t%s\t%d\t%d\t%s\n", g.Group, leader, g.Term, g.Commit, strings.Join(g.Voters, " "))
 	}
-	return out.Flush()
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if _, err := io.WriteString(table, out.String()); err != nil {
+		return err
+	}
+	return table.Flush()
 }

@@ -80,7 +80,7 @@ func (s *standalone) awaitReady() error {
 		}
 		select {
 		case <-s.done:
-			return fmt.Errorf("the standalone ended: %v\n%s", s.err, s.output())
+			return fmt.Errorf("the standalone ended: %w\n%s", s.err, s.output())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -149,7 +149,8 @@ type sharedStandalone struct {
 func (h *sharedStandalone) get(t *testing.T) *standalone {
 	t.Helper()
 	h.once.Do(func() {
-		if h.dir, h.err = os.MkdirTemp("", "magnetar-standalone-"); h.err != nil {
+		// Not t.TempDir: the standalone outlives the test that happens to be first.
+		if h.dir, h.err = os.MkdirTemp("", "magnetar-standalone-"); h.err != nil { //nolint:usetesting // see above
 			return
 		}
 		base, err := localcluster.FreePortBase()

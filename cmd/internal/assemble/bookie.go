@@ -66,7 +66,7 @@ func (c *BookieConfig) registerShared(s *config.Set) {
 	s.Section("Network")
 	s.Int(&c.BookiePort, "bookiePort", 3181, 0, 65535,
 		"Port of everything between nodes: bookie to bookie and broker to bookie. 0 = any free port, which only a lone bookie can use.")
-	c.Common.Register(s)
+	c.Register(s)
 	s.Section("Storage")
 	s.String(&c.JournalDirectory, "journalDirectory", "data/bookie",
 		"Directory with everything that this bookie keeps. It belongs to one bookie of one cluster.")
@@ -110,7 +110,7 @@ func StartBookie(ctx context.Context, c BookieConfig, log *slog.Logger, reg *pro
 	}
 	b := &Bookie{log: log}
 	if err := b.start(ctx, c, reg); err != nil {
-		return nil, errors.Join(interrupted(ctx, err), b.closing.close(log))
+		return nil, errors.Join(interrupted(ctx, err), b.closing.close(ctx, log))
 	}
 	return b, nil
 }
@@ -124,7 +124,7 @@ func (b *Bookie) start(ctx context.Context, c BookieConfig, reg *prometheus.Regi
 		}
 		site = newWeb(l, reg, b.log)
 		b.web = c.advertised(l)
-		b.closing.add("the HTTP server", func(context.Context) error { return site.close() })
+		b.closing.add("the HTTP server", site.close)
 	}
 	listener, err := c.listen("bookiePort", c.BookiePort)
 	if err != nil {
@@ -151,7 +151,7 @@ func (b *Bookie) start(ctx context.Context, c BookieConfig, reg *prometheus.Regi
 		return err
 	}
 	b.closing.add("the Raft groups", b.node.Close)
-	if err := b.serve(disk); err != nil {
+	if err := b.serve(disk); err != nil { //nolint:contextcheck // the services outlive the start; Close ends them
 		return err
 	}
 	if site != nil {
@@ -252,7 +252,7 @@ func stop(s *grpc.Server) {
 func joinVia(log *slog.Logger) func(context.Context, string, raftlog.JoinRequest) (raftlog.JoinReply, error) {
 	return func(ctx context.Context, addr string, r raftlog.JoinRequest) (raftlog.JoinReply, error) {
 		pool := rpc.NewPool(handshake.Self{Cluster: r.Cluster, ClusterID: r.ClusterID, Node: r.Node}, nil, log)
-		defer pool.Close()
+		defer func() { _ = pool.Close() }() // its one answer was read
 		conn, err := pool.Conn(addr)
 		if err != nil {
 			return raftlog.JoinReply{}, err
@@ -313,5 +313,5 @@ func (b *Bookie) Address() string { return b.address }
 func (b *Bookie) WebAddress() string { return b.web }
 
 // Close ends the bookie in order: it hands its leaderships over, and everything that
-// it acknowledged is on its disk.
-func (b *Bookie) Close() error { return b.closing.close(b.log) }
+// it acknowledged is on its disk. It does so although ctx was cancelled.
+func (b *Bookie) Close(ctx context.Context) error { return b.closing.close(ctx, b.log) }

@@ -56,7 +56,7 @@ func (c *BrokerConfig) register(s *config.Set) {
 		"Port of the Pulsar protocol. 0 = any free port.")
 	s.Int(&c.WebPort, "webServicePort", 8080, 0, 65535,
 		"Port of the REST API, /metrics and /health. 0 = any free port.")
-	c.Common.Register(s)
+	c.Register(s)
 	s.Section("Ownership")
 	c.Ownership.Register(s)
 	s.Section("Topics and clients")
@@ -84,18 +84,18 @@ const openingTime = 10 * time.Second
 // StartBroker starts a broker and returns once it serves clients. It waits for the
 // bookies as long as ctx allows; when ctx ends, it gives up.
 func StartBroker(ctx context.Context, c BrokerConfig, log *slog.Logger, reg *prometheus.Registry) (*Broker, error) {
-	b, err := openBroker(c, log, reg)
+	b, err := openBroker(ctx, c, log, reg)
 	if err != nil {
 		return nil, err
 	}
 	if err := b.start(ctx, c, reg); err != nil {
-		return nil, errors.Join(interrupted(ctx, err), b.closing.close(log))
+		return nil, errors.Join(interrupted(ctx, err), b.closing.close(ctx, log))
 	}
 	return b, nil
 }
 
 // openBroker opens the broker's ports. Only HTTP answers before start.
-func openBroker(c BrokerConfig, log *slog.Logger, reg *prometheus.Registry) (*Broker, error) {
+func openBroker(ctx context.Context, c BrokerConfig, log *slog.Logger, reg *prometheus.Registry) (*Broker, error) {
 	if err := c.Check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUsage, err)
 	}
@@ -105,10 +105,10 @@ func openBroker(c BrokerConfig, log *slog.Logger, reg *prometheus.Registry) (*Br
 		return nil, err
 	}
 	b.web = newWeb(httpListener, reg, log)
-	b.closing.add("the HTTP server", func(context.Context) error { return b.web.close() })
+	b.closing.add("the HTTP server", b.web.close)
 	b.listener, err = c.listen("brokerServicePort", c.ServicePort)
 	if err != nil {
-		return nil, errors.Join(err, b.closing.close(log))
+		return nil, errors.Join(err, b.closing.close(ctx, log))
 	}
 	b.closing.add("the Pulsar port", func(context.Context) error { return closed(b.listener.Close()) })
 	b.info = ownership.BrokerInfo{
@@ -193,9 +193,10 @@ func (b *Broker) ServiceURL() string { return b.info.ServiceURL }
 func (b *Broker) WebServiceURL() string { return b.info.WebServiceURL }
 
 // Close ends the broker in order: clients are sent away, cursors flushed, topics
-// closed and given up, so that another broker can take them at once.
-func (b *Broker) Close() error {
-	err := b.closing.close(b.log)
+// closed and given up, so that another broker can take them at once. It does so
+// although ctx was cancelled.
+func (b *Broker) Close(ctx context.Context) error {
+	err := b.closing.close(ctx, b.log)
 	b.serving.Wait()
 	return err
 }

@@ -114,7 +114,7 @@ func TestWebAnswersWhileStarting(t *testing.T) {
 	if code, _ := get("/health"); code != http.StatusNotFound {
 		t.Errorf("GET /health = %d after ready, want the handler's 404", code)
 	}
-	if err := w.close(); err != nil {
+	if err := w.close(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -125,8 +125,8 @@ func TestCloserGoesBackwardsAndOn(t *testing.T) {
 	broken := errors.New("broken")
 	for _, name := range []string{"first", "second", "third"} {
 		c.add(name, func(ctx context.Context) error {
-			if _, bounded := ctx.Deadline(); !bounded {
-				t.Errorf("closing %s has no deadline", name)
+			if _, bounded := ctx.Deadline(); !bounded || ctx.Err() != nil {
+				t.Errorf("closing %s has no deadline, or no time: %v", name, ctx.Err())
 			}
 			order = append(order, name)
 			if name == "second" {
@@ -135,14 +135,16 @@ func TestCloserGoesBackwardsAndOn(t *testing.T) {
 			return nil
 		})
 	}
-	err := c.close(quiet)
+	ended, cancel := context.WithCancel(t.Context()) // as it is when a program is told to end
+	cancel()
+	err := c.close(ended, quiet)
 	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "close second") {
 		t.Errorf("close = %v, want the second's error, named", err)
 	}
 	if want := []string{"third", "second", "first"}; !slices.Equal(order, want) {
 		t.Errorf("closed %v, want %v", order, want)
 	}
-	if err := c.close(quiet); err != nil || len(order) != 3 {
+	if err := c.close(ended, quiet); err != nil || len(order) != 3 {
 		t.Errorf("a second close = %v and did something: %v", err, order)
 	}
 }

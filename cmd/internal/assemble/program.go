@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -102,18 +103,19 @@ func (c *closer) add(name string, do func(context.Context) error) {
 }
 
 // close runs the steps, the latest first. A step that fails does not keep the others
-// from running. All of them share closeLimit.
-func (c *closer) close(log *slog.Logger) error {
-	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+// from running. All of them share closeLimit; that ctx was cancelled, which is how a
+// program learns that it should end, does not shorten it.
+func (c *closer) close(ctx context.Context, log *slog.Logger) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
 	defer cancel()
 	var errs []error
-	for i := len(c.steps) - 1; i >= 0; i-- {
+	for _, s := range slices.Backward(c.steps) {
 		began := time.Now()
-		err := c.steps[i].do(ctx)
+		err := s.do(ctx)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("close %s: %w", c.steps[i].name, err))
+			errs = append(errs, fmt.Errorf("close %s: %w", s.name, err))
 		}
-		log.Debug("closed", "what", c.steps[i].name, "took", time.Since(began), "err", err)
+		log.Debug("closed", "what", s.name, "took", time.Since(began), "err", err)
 	}
 	c.steps = nil
 	return errors.Join(errs...)

@@ -43,19 +43,19 @@ type Standalone struct {
 func StartStandalone(ctx context.Context, c StandaloneConfig, log *slog.Logger, reg *prometheus.Registry) (*Standalone, error) {
 	s := &Standalone{}
 	var err error
-	if s.broker, err = openBroker(c.Broker, log.With("half", "broker"), reg); err != nil {
+	if s.broker, err = openBroker(ctx, c.Broker, log.With("half", "broker"), reg); err != nil {
 		return nil, err
 	}
 	s.broker.web.wait("starting the bookie")
 	c.Bookie.formatEmpty, c.Bookie.noWeb = true, true
 	if s.bookie, err = StartBookie(ctx, c.Bookie, log.With("half", "bookie"), reg); err != nil {
-		return nil, errors.Join(err, s.broker.Close())
+		return nil, errors.Join(err, s.broker.Close(ctx))
 	}
 	c.Broker.Bookies = []string{s.bookie.Address()}
 	// The lock of the data directory is proof that no other process is this broker.
 	c.Broker.Ownership.SoleHolder = true
 	if err := s.broker.start(ctx, c.Broker, reg); err != nil {
-		return nil, errors.Join(interrupted(ctx, err), s.Close())
+		return nil, errors.Join(interrupted(ctx, err), s.Close(ctx))
 	}
 	return s, nil
 }
@@ -66,5 +66,7 @@ func (s *Standalone) ServiceURL() string { return s.broker.ServiceURL() }
 // WebServiceURL is the base of the REST API.
 func (s *Standalone) WebServiceURL() string { return s.broker.WebServiceURL() }
 
-// Close ends the broker, then the bookie.
-func (s *Standalone) Close() error { return errors.Join(s.broker.Close(), s.bookie.Close()) }
+// Close ends the broker, then the bookie, although ctx was cancelled.
+func (s *Standalone) Close(ctx context.Context) error {
+	return errors.Join(s.broker.Close(ctx), s.bookie.Close(ctx))
+}

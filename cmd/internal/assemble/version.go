@@ -11,14 +11,14 @@ func Version() string {
 	if v := info.Main.Version; v != "" && v != "(devel)" {
 		return v
 	}
-	version := "devel"
+	revision, changes := "", ""
 	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			version += "-" + s.Value[:min(12, len(s.Value))]
-		}
-		if s.Key == "vcs.modified" && s.Value == "true" {
-			version += "+changes"
+		switch {
+		case s.Key == "vcs.revision":
+			revision = "-" + s.Value[:min(12, len(s.Value))]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			changes = "+changes"
 		}
 	}
-	return version
+	return "devel" + revision + changes
 }

@@ -65,8 +65,8 @@ func (w *web) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 }
 
 // close ends the server; requests under way get a moment.
-func (w *web) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), webCloseTimeout)
+func (w *web) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, webCloseTimeout)
 	defer cancel()
 	err := w.server.Shutdown(ctx)
 	if err != nil {
@@ -79,8 +79,7 @@ func (w *web) close() error {
 func answer(out http.ResponseWriter, code int, body any) {
 	out.Header().Set("Content-Type", "application/json")
 	out.WriteHeader(code)
-	// An error here is a client that went away.
-	_ = json.NewEncoder(out).Encode(body) //nolint:errcheck // see above
+	_ = json.NewEncoder(out).Encode(body) // an error is a client that went away
 }
 
 // health is the answer of /health; internal/localcluster reads it.

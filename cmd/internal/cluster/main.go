@@ -63,7 +63,7 @@ least 30 apart.`,
 			}
 			o.Bin = filepath.Dir(self)
 		}
-		o.ProgressLog = func(line string) { fmt.Fprintln(root.ErrOrStderr(), line) }
+		o.ProgressLog = func(line string) { root.PrintErrln(line) }
 		return localcluster.Open(o, create)
 	}
 	root.AddCommand(up(opener), down(opener), status(opener), wipe(opener),
@@ -86,12 +86,10 @@ func up(open open) *cobra.Command {
 			if err := c.Up(cmd.Context()); err != nil {
 				return err
 			}
-			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "cluster %s is up\n", c.Name())
-			fmt.Fprintf(out, "  clients: %s\n", c.ServiceURL())
-			fmt.Fprintf(out, "  HTTP:    %s/metrics\n", c.WebURL(localcluster.Process{Role: localcluster.Broker, Number: 1}))
-			fmt.Fprintf(out, "  logs:    %s\n", filepath.Dir(c.LogFile(localcluster.Process{Role: localcluster.Bookie, Number: 1})))
-			return nil
+			first := localcluster.Process{Role: localcluster.Broker, Number: 1}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "cluster %s is up\n  clients: %s\n  HTTP:    %s/metrics\n  logs:    %s\n",
+				c.Name(), c.ServiceURL(), c.WebURL(first), filepath.Dir(c.LogFile(first)))
+			return err
 		},
 	}
 }
