@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/magnetar-io/magnetar/ledger"
+	"github.com/magnetar-io/magnetar/protocol"
 )
 
 // sink is a consumer's way to its client. None of its methods waits.
@@ -103,4 +104,13 @@ func (c *consumer) send(e ledger.Entry, messages, redeliveries int) {
 // label tells consumers apart in metrics: two connections may use the same id.
 func (c *consumer) label() string {
 	return strconv.FormatUint(c.id, 10) + "." + strconv.FormatInt(c.serial, 10)
+}
+
+// messagesIn returns how many messages an entry holds.
+func messagesIn(data []byte) int {
+	meta, err := protocol.Peek(data)
+	if err != nil {
+		return 1 // its bytes go out as they are; the client will refuse them
+	}
+	return meta.Messages
 }

@@ -113,7 +113,8 @@ func (b *Broker) openTopic(name protocol.TopicName, create creation, o *opening)
 	} else {
 		o.topic = t
 		b.log.Info("topic opened", "topic", t.full, "bundle", o.bundle)
-		b.running.Go(func() { b.watch(t) })
+		lost := t.claim.Lost()
+		b.running.Go(func() { b.watch(t, lost) })
 	}
 	close(o.ready)
 }
@@ -174,10 +175,10 @@ func (b *Broker) mayOpen(ctx context.Context, name protocol.TopicName, create cr
 }
 
 // watch closes a topic that this broker may no longer serve.
-func (b *Broker) watch(t *topic) {
+func (b *Broker) watch(t *topic, lost <-chan struct{}) {
 	var why string
 	select {
-	case <-t.claim.Lost():
+	case <-lost:
 		why = "ownership lost"
 	case <-t.ml.Fenced():
 		why = "another broker took its managed ledger"
