@@ -47,6 +47,9 @@ const (
 	// lingerTimeout is how long the last answer to a peer that is being
 	// disconnected may take to write.
 	lingerTimeout = 2 * time.Second
+	// lingerRead is how long it then has to close its side, before the socket is
+	// closed under what it still sends.
+	lingerRead = 300 * time.Millisecond
 	// seekGrace is how long a non-durable subscription waits for its reader to
 	// come back after a seek disconnected it.
 	seekGrace = 60 * time.Second

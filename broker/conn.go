@@ -234,6 +234,9 @@ func (c *conn) linger() {
 	}
 	<-c.written
 	// What the peer still sends is of no interest, but must not be in the way.
+	if c.nc.SetReadDeadline(time.Now().Add(lingerRead)) != nil {
+		return
+	}
 	_, _ = io.Copy(io.Discard, io.LimitReader(c.nc, 16<<20)) // ends by deadline at the latest
 }
 

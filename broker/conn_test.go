@@ -90,6 +90,7 @@ func TestSilenceBeforeConnectIsShort(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for connectTimeout")
 	}
+	t.Parallel()
 	n := newNode(t)
 	c := n.dial()
 	start := time.Now()
@@ -145,6 +146,7 @@ func TestTooManyThatDoNotIntroduceThemselves(t *testing.T) {
 }
 
 func TestKeepAlive(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, "keepAliveIntervalSeconds=1")
 	silent := n.connect()
 	start := time.Now()
