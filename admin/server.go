@@ -57,17 +57,7 @@ type Broker interface {
 	Stats(ctx context.Context, topic protocol.TopicName) (*broker.TopicStats, error)
 	InternalStats(ctx context.Context, topic protocol.TopicName) (*broker.InternalStats, error)
 	Unload(ctx context.Context, topic protocol.TopicName) error
-}
-
-// SubscriptionDeleter is a Broker that can delete a subscription. The path for it
-// is served if the Broker is one.
-type SubscriptionDeleter interface {
 	DeleteSubscription(ctx context.Context, topic protocol.TopicName, subscription string, force bool) error
-}
-
-// BacklogClearer is a Broker that can acknowledge everything that a subscription
-// has not. The path for it is served if the Broker is one.
-type BacklogClearer interface {
 	ClearBacklog(ctx context.Context, topic protocol.TopicName, subscription string) error
 }
 
@@ -230,12 +220,8 @@ func (h *Handler) topicRoutes(domain string) {
 	h.handleTopic("GET "+topic+"/internalStats", domain, h.internalStats)
 	h.handleTopic("GET "+topic+"/partitioned-stats", domain, h.partitionedStats)
 	h.handleTopic("GET "+topic+"/subscriptions", domain, h.subscriptions)
-	if b, can := h.Broker.(SubscriptionDeleter); can {
-		h.handleTopic("DELETE "+topic+"/subscription/{subscription}", domain, h.deleteSubscription(b))
-	}
-	if b, can := h.Broker.(BacklogClearer); can {
-		h.handleTopic("POST "+topic+"/subscription/{subscription}/skip_all", domain, h.skipAll(b))
-	}
+	h.handleTopic("DELETE "+topic+"/subscription/{subscription}", domain, h.deleteSubscription)
+	h.handleTopic("POST "+topic+"/subscription/{subscription}/skip_all", domain, h.skipAll)
 	h.handleTopic("PUT "+topic+"/unload", domain, h.unload)
 
 	lookup := "GET /lookup/v2/topic/" + domain + "/{tenant}/{namespace}/{topic}"

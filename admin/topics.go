@@ -134,28 +134,24 @@ func (h *Handler) subscriptions(w http.ResponseWriter, r *http.Request, topic pr
 	return answer(w, list)
 }
 
-func (h *Handler) deleteSubscription(b SubscriptionDeleter) topicHandler {
-	return func(w http.ResponseWriter, r *http.Request, topic protocol.TopicName) error {
-		subscription, force := r.PathValue("subscription"), boolQuery(r, "force")
-		call := peerCall{method: http.MethodDelete, below: "/subscription/" + url.PathEscape(subscription)}
-		if force {
-			call.query = "force=true"
-		}
-		return h.onTopic(w, r, topic, call, func(ctx context.Context, t protocol.TopicName) error {
-			return b.DeleteSubscription(ctx, t, subscription, force)
-		})
+func (h *Handler) deleteSubscription(w http.ResponseWriter, r *http.Request, topic protocol.TopicName) error {
+	subscription, force := r.PathValue("subscription"), boolQuery(r, "force")
+	call := peerCall{method: http.MethodDelete, below: "/subscription/" + url.PathEscape(subscription)}
+	if force {
+		call.query = "force=true"
 	}
+	return h.onTopic(w, r, topic, call, func(ctx context.Context, t protocol.TopicName) error {
+		return h.Broker.DeleteSubscription(ctx, t, subscription, force)
+	})
 }
 
 // skipAll acknowledges everything that a subscription has not acknowledged.
-func (h *Handler) skipAll(b BacklogClearer) topicHandler {
-	return func(w http.ResponseWriter, r *http.Request, topic protocol.TopicName) error {
-		subscription := r.PathValue("subscription")
-		call := peerCall{method: http.MethodPost, below: "/subscription/" + url.PathEscape(subscription) + "/skip_all"}
-		return h.onTopic(w, r, topic, call, func(ctx context.Context, t protocol.TopicName) error {
-			return b.ClearBacklog(ctx, t, subscription)
-		})
-	}
+func (h *Handler) skipAll(w http.ResponseWriter, r *http.Request, topic protocol.TopicName) error {
+	subscription := r.PathValue("subscription")
+	call := peerCall{method: http.MethodPost, below: "/subscription/" + url.PathEscape(subscription) + "/skip_all"}
+	return h.onTopic(w, r, topic, call, func(ctx context.Context, t protocol.TopicName) error {
+		return h.Broker.ClearBacklog(ctx, t, subscription)
+	})
 }
 
 func (h *Handler) unload(w http.ResponseWriter, r *http.Request, topic protocol.TopicName) error {

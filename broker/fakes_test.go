@@ -194,6 +194,10 @@ func (r *fakeReader) SeekTime(context.Context, func([]byte) (int64, error), int6
 	return errors.ErrUnsupported
 }
 
+func (r *fakeReader) ClearBacklog(context.Context) error {
+	return r.AckCumulative(r.last())
+}
+
 func (r *fakeReader) Backlog() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

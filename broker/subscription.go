@@ -29,6 +29,7 @@ type reader interface {
 	Rewind()
 	Seek(context.Context, ledger.Position) error
 	SeekTime(ctx context.Context, publishTime func(entry []byte) (int64, error), t int64) error
+	ClearBacklog(ctx context.Context) error
 	Backlog() int64
 	MarkDeleted() ledger.Position
 	ReadPosition() ledger.Position
