@@ -77,10 +77,11 @@ func (op *publish) stored(at ledger.Position, err error) {
 	}
 	if err != nil || !p.topic.claim.Valid() {
 		if err != nil {
-			p.topic.log.Warn("publish failed; its producer reconnects and sends again", "producer", p.name, "err", err)
 			p.topic.b.metrics.publishFailed.Inc()
 		}
-		p.disconnect()
+		if p.disconnect() && err != nil { // said once for all that was under way
+			p.topic.log.Warn("publish failed; its producer reconnects and sends again", "producer", p.name, "err", err)
+		}
 		return
 	}
 	p.in.add(op.messages, op.size)
@@ -166,8 +167,9 @@ func (p *producer) drop() {
 	}
 }
 
-// disconnect ends a producer and tells its client to look the topic up again.
-func (p *producer) disconnect() {
+// disconnect ends a producer and tells its client to look the topic up again. It
+// reports whether it was this call that did.
+func (p *producer) disconnect() bool {
 	end, first := p.shut()
 	switch {
 	case !first:
@@ -177,6 +179,7 @@ func (p *producer) disconnect() {
 		p.topic.removeProducer(p)
 		p.conn.producerClosed(p)
 	}
+	return first
 }
 
 // finish ends a producer once all that its client sent is answered; what comes
