@@ -12,8 +12,12 @@ import (
 	"github.com/magnetar-io/magnetar/ledger"
 )
 
-// balance moves each group that this node leads to its preferred leader, one at
-// a time, until ctx ends. So each bookie leads its share of the groups.
+// balance moves each ledger group that this node leads to its preferred leader, one
+// at a time, until ctx ends. So each bookie leads its share of the groups.
+//
+// The metadata group stays where it is: it costs its leader little, and each new
+// leader gives every lease its whole time again. A broker that dies around such a
+// move would be replaced that much later.
 func (n *Node) balance(ctx context.Context) {
 	type pause struct {
 		until time.Time
@@ -42,10 +46,11 @@ func (n *Node) balance(ctx context.Context) {
 }
 
 // betterLeader returns whom this node should hand the group to, nil for nobody:
-// it does not lead, has not led for long, or is the preferred leader itself.
+// it is the metadata group, or this node does not lead, has not led for long, or is
+// the preferred leader itself.
 func (g *Group) betterLeader() *raft.Server {
 	l := g.lead.Load()
-	if l == nil || !l.current() || time.Since(l.since) < g.node.cfg.Timing.StableLeader {
+	if g.id == Metadata || l == nil || !l.current() || time.Since(l.since) < g.node.cfg.Timing.StableLeader {
 		return nil
 	}
 	to := preferredLeader(g.id, l.in.servers())

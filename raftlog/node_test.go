@@ -279,6 +279,22 @@ func TestBalancerMovesLeadership(t *testing.T) {
 	}
 }
 
+// A new leader of the metadata group gives every lease its whole time again.
+func TestBalancerLeavesTheMetadataGroupAlone(t *testing.T) {
+	c := newCluster(t)
+	c.groups = 3
+	c.timing.StableLeader = 200 * time.Millisecond
+	c.startAll("a", "b", "c")
+	c.stop(c.leader(Metadata), true)
+	metadata := c.leader(Metadata)
+	c.start("a")
+	c.awaitVoters(3)
+	eventually(t, "group 3 is led by a again", func() bool { return c.leader(3).name == "a" })
+	if now := c.leader(Metadata); now != metadata {
+		t.Errorf("the metadata group was moved from %s to %s", metadata.name, now.name)
+	}
+}
+
 func TestPreferredLeader(t *testing.T) {
 	servers := []raft.Server{
 		{ID: "b-1@2", Suffrage: raft.Voter}, {ID: "b@1", Suffrage: raft.Voter}, {ID: "a@9", Suffrage: raft.Nonvoter}, {ID: "c@3", Suffrage: raft.Voter},

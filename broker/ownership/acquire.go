@@ -37,13 +37,22 @@ func (s *Service) Lookup(ctx context.Context, topic protocol.TopicName) (Answer,
 		return Answer{}, err
 	}
 	if chosen.ID != s.self.ID {
-		return Answer{Broker: chosen}, nil
+		return s.elsewhere(ctx, chosen)
 	}
 	_, err = s.acquire(ctx, topic.NamespaceName(), bundle)
 	if other, ok := errors.AsType[*NotOwnerError](err); ok {
-		return Answer{Broker: other.Broker}, nil
+		return s.elsewhere(ctx, other.Broker)
 	}
 	return Answer{s.self, err == nil}, err
+}
+
+// elsewhere sends the client to another broker, unless that is gone: clients would
+// be refused there, wait longer with each attempt, and come back late.
+func (s *Service) elsewhere(ctx context.Context, b BrokerInfo) (Answer, error) {
+	if err := s.reach.check(ctx, b); err != nil {
+		return Answer{}, err
+	}
+	return Answer{Broker: b}, nil
 }
 
 // candidate returns the owner of a bundle that we do not hold as far as the cache

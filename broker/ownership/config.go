@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"context"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,6 +25,11 @@ type Config struct {
 	// directory. A registration left by a killed process is then revoked at once
 	// rather than waited for. It is not a key: only a program can know.
 	SoleHolder bool
+
+	// Listens returns an error if another broker is known to be gone. Lookups then
+	// wait for its lease to run out rather than send clients there. nil: nobody is
+	// ever known to be gone. Programs use [Listens]; it is not a key.
+	Listens func(context.Context, BrokerInfo) error
 
 	// Registerer gets this room's metrics; nil makes metrics nobody scrapes.
 	Registerer prometheus.Registerer

@@ -50,6 +50,7 @@ type Service struct {
 	metrics *metrics
 	brokers *cache
 	owners  *cache
+	reach   reach
 
 	cancel  context.CancelFunc // ends the goroutines; set by Start
 	running sync.WaitGroup     // session loop, watches, hooks of lost bundles, audits
@@ -79,6 +80,7 @@ func New(cfg Config, store metadata.Store, self BrokerInfo, log *slog.Logger) *S
 		log:     log.With("component", "ownership"),
 		metrics: newMetrics(cfg.Registerer),
 		slots:   map[string]*slot{},
+		reach:   reach{listens: cfg.Listens},
 	}
 	s.brokers = newCache(brokersPrefix, nil)
 	s.owners = newCache(ownersPrefix, s.audit)

@@ -54,9 +54,7 @@ func startCluster(t *testing.T, o localcluster.Options) cluster {
 	}
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if t.Failed() {
-			keepLogs(t, c)
-		}
+		keepLogs(t, c)
 		if err := errors.Join(c.KillAll(ctx), c.Down(ctx)); err != nil {
 			t.Error(err)
 		}
@@ -67,12 +65,15 @@ func startCluster(t *testing.T, o localcluster.Options) cluster {
 	return cluster{c}
 }
 
-// keepLogs copies the logs of a failed test's processes to $MAGNETAR_TEST_LOGS, if
-// that is set; the test's own directory is about to be removed.
+// keepLogs copies the logs of the processes to $MAGNETAR_TEST_LOGS, if that is set:
+// the test's own directory is about to be removed.
 func keepLogs(t *testing.T, c *localcluster.Cluster) {
 	keep := os.Getenv("MAGNETAR_TEST_LOGS")
-	if keep == "" {
+	switch {
+	case keep == "" && t.Failed():
 		t.Log("set MAGNETAR_TEST_LOGS=DIR to keep the logs of the cluster's processes")
+		return
+	case keep == "":
 		return
 	}
 	to := filepath.Join(keep, strings.ReplaceAll(t.Name(), "/", "-")+"-"+strconv.Itoa(os.Getpid()))

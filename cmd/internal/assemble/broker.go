@@ -128,7 +128,7 @@ func (b *Broker) start(ctx context.Context, c BrokerConfig, reg *prometheus.Regi
 	b.closing.add("the connections to bookies", func(context.Context) error { return pool.Close() })
 	meta := metadata.NewClient(pool)
 	namespaces := ownership.NewNamespaces(c.Ownership, meta, b.log)
-	c.Ownership.Registerer = reg
+	c.Ownership.Registerer, c.Ownership.Listens = reg, ownership.Listens
 	owners := ownership.New(c.Ownership, meta, b.info, b.log)
 
 	storage := client.New(pool, meta, b.log, reg)
