@@ -104,7 +104,11 @@ func Open(o Options, create bool) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cluster directory %q: %w", o.Dir, err)
 	}
-	c := &Cluster{dir: dir, bin: o.Bin, progress: o.ProgressLog, endWithParent: o.EndWithParent}
+	bin, err := filepath.Abs(o.Bin) // the programs run in directories of their own
+	if err != nil {
+		return nil, fmt.Errorf("programs in %q: %w", o.Bin, err)
+	}
+	c := &Cluster{dir: dir, bin: bin, progress: o.ProgressLog, endWithParent: o.EndWithParent}
 	if c.progress == nil {
 		c.progress = func(string) {}
 	}
