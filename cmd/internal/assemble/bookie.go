@@ -303,6 +303,25 @@ func (b *Bookie) health() health {
 	return h
 }
 
+// lead waits until the bookie leads every group, as a lone one does, or ctx ends.
+func (b *Bookie) lead(ctx context.Context) error {
+	for _, g := range b.node.Groups() {
+		leads := make(chan struct{})
+		var once sync.Once
+		g.Watch(func(leading bool) {
+			if leading {
+				once.Do(func() { close(leads) })
+			}
+		})
+		select {
+		case <-leads:
+		case <-ctx.Done():
+			return fmt.Errorf("group %d: wait for its leader: %w", g.ID(), context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
 // Node is the bookie's identity, name@disk.
 func (b *Bookie) Node() string { return b.node.Identity().Node() }
 

@@ -54,7 +54,11 @@ func StartStandalone(ctx context.Context, c StandaloneConfig, log *slog.Logger, 
 	c.Broker.Bookies = []string{s.bookie.Address()}
 	// The lock of the data directory is proof that no other process is this broker.
 	c.Broker.Ownership.SoleHolder = true
-	if err := s.broker.start(ctx, c.Broker, reg); err != nil {
+	err = s.broker.start(ctx, c.Broker, reg)
+	if err == nil {
+		err = s.bookie.lead(ctx) // most often it does by now; what is ready must not begin with an election
+	}
+	if err != nil {
 		return nil, errors.Join(interrupted(ctx, err), s.Close(ctx))
 	}
 	return s, nil
