@@ -113,11 +113,11 @@ func (s *guardedStore) write(what string, size int64, f func() error) error {
 	// A batch of the largest commands may be half a gigabyte: it is slow long
 	// before the disk hangs.
 	limit := s.hang + time.Duration(size/slowestDisk)*time.Second
-	watch := time.AfterFunc(limit, func() {
+	stop := watch(limit, func() {
 		s.report(fmt.Errorf("%s (%d bytes) hangs for more than %v: the disk does not answer, so this node must not go on leading or voting", what, size, limit))
 	})
 	err := f()
-	watch.Stop()
+	stop()
 	if err != nil {
 		return s.fail(fmt.Errorf("%s: %w: the disk failed, and what it holds is unknown", what, err))
 	}
@@ -125,6 +125,42 @@ func (s *guardedStore) write(what string, size int64, f func() error) error {
 		return s.fail(nil) // the watchdog fired while we wrote
 	}
 	return nil
+}
+
+// watchSteps is in how many steps a watchdog waits.
+const watchSteps = 10
+
+// watch calls expired once limit has passed, unless stop is called before. Time in
+// which the process did not run (it was stopped, or its machine was paused) counts
+// for one step at most: the disk may have answered long ago, only nobody was there
+// to hear it.
+func watch(limit time.Duration, expired func()) (stop func()) {
+	step := limit / watchSteps
+	var (
+		mu    sync.Mutex // guards the rest, and timer before it is set
+		left  = watchSteps
+		timer *time.Timer
+	)
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(step, func() {
+		mu.Lock()
+		left--
+		last := left == 0
+		if left > 0 {
+			timer.Reset(step)
+		}
+		mu.Unlock()
+		if last {
+			expired()
+		}
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		left = 0 // a step that is just beginning becomes -1, which is not the last
+		timer.Stop()
+	}
 }
 
 // FirstIndex implements [raft.LogStore].
