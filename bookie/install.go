@@ -223,6 +223,7 @@ func (in *installer) exchange(applied raftlog.Index) error {
 	m.live, m.persisted = fresh, maps.Clone(fresh)
 	m.current, m.applied, m.durable = layer{}, applied, applied
 	m.mu.Unlock()
+	m.installs.Add(1)
 	m.store.segments.release(old)
 	return nil
 }

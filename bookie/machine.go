@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/magnetar-io/magnetar/ledger"
 	"github.com/magnetar-io/magnetar/raftlog"
@@ -26,6 +27,10 @@ type Machine struct {
 	log   *slog.Logger
 
 	apply applier // apply goroutine only
+
+	// installs counts states installed, so that a read knows whether what it
+	// looked up was replaced. It rises before the old state's segments go.
+	installs atomic.Uint64
 
 	// checkpointMu is held for a whole checkpoint, for the beginning of a
 	// stream and for the exchange at the end of an install, so that each sees

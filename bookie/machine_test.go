@@ -337,6 +337,44 @@ func TestReadsBesideEverything(t *testing.T) {
 	d.m.verify(t)
 }
 
+// An entry that both the old state and the new one hold is there all the time.
+func TestReadsBesideInstall(t *testing.T) {
+	from := newDisk(t, 4<<10)
+	from.create(1)
+	from.fill(1, 20, 200)
+	s, err := from.m.Stream()
+	must(t, err)
+	b, err := io.ReadAll(s)
+	must(t, err)
+	must(t, s.Close())
+
+	to := newDisk(t, 4<<10)
+	must(t, to.m.Install(bytes.NewReader(b), s.Applied))
+	stop := make(chan struct{})
+	var beside sync.WaitGroup
+	for range 2 {
+		beside.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				got, err := readAll(to.m, 1, 0, 19, 1<<20)
+				if err != nil || len(got) != 20 {
+					t.Errorf("%d entries, %v", len(got), err)
+					return
+				}
+			}
+		})
+	}
+	for i := range 300 {
+		must(t, to.m.Install(bytes.NewReader(b), s.Applied+raftlog.Index(i)))
+	}
+	close(stop)
+	beside.Wait()
+}
+
 func TestStoreRefusesANewerFormat(t *testing.T) {
 	d := newDisk(t, 1<<20)
 	d.create(1)

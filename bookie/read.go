@@ -27,6 +27,7 @@ func (b *readBuffer) full(n int) bool {
 // the caller has made sure of that.
 func (m *Machine) read(id ledger.ID, first, last ledger.EntryID, b *readBuffer) (int, error) {
 	for {
+		installs := m.installs.Load()
 		f, ok, err := m.lookup(id)
 		switch {
 		case err != nil:
@@ -50,8 +51,9 @@ func (m *Machine) read(id ledger.ID, first, last ledger.EntryID, b *readBuffer) 
 		if err == nil {
 			err = fmt.Errorf("ledger %d: no run holds entry %d: %w", id, first, ledger.ErrDamaged)
 		}
-		// A ledger deleted since the lookup loses its runs and segments.
-		if _, still, errLookup := m.lookup(id); errLookup == nil && !still {
+		// A ledger deleted since the lookup loses its runs and segments, and an
+		// installed state keeps it elsewhere.
+		if _, still, errLookup := m.lookup(id); errLookup == nil && (!still || m.installs.Load() != installs) {
 			continue
 		}
 		return 0, err
