@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -180,4 +181,31 @@ func seeded(t *testing.T) *rand.Rand {
 	}
 	t.Logf("TEST_SEED=%d", seed)
 	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// dirSyncs notes which folders were synced.
+type dirSyncs struct {
+	vfs.FS
+	mu     sync.Mutex
+	synced map[string]bool
+}
+
+func (f *dirSyncs) SyncDir(dir string) error {
+	f.mu.Lock()
+	f.synced[filepath.Clean(dir)] = true
+	f.mu.Unlock()
+	return f.FS.SyncDir(dir)
+}
+
+// A synced segment is worth nothing in a folder that a power cut takes away.
+func TestSegmentsFolderSurvivesAPowerCut(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "ledgers")
+	fs := &dirSyncs{FS: vfs.OS, synced: map[string]bool{}}
+	d := newDisk(t, 0)
+	store, err := NewStore(dir, StoreConfig{Log: d.store.log, Fatal: func(error) {}, FS: fs})
+	must(t, err)
+	defer store.Close()
+	if !fs.synced[dir] {
+		t.Errorf("%s was not synced after the folder of segments was made in it", dir)
+	}
 }

@@ -67,6 +67,9 @@ func openSegments(fsys vfs.FS, dir string, maxBytes int64, live map[uint64]int64
 	if err := fsys.MkdirAll(dir); err != nil {
 		return nil, fmt.Errorf("segments: %w", err)
 	}
+	if err := fsys.SyncDir(filepath.Dir(dir)); err != nil { // else the folder may go, and every synced segment with it
+		return nil, fmt.Errorf("segments: %w", err)
+	}
 	s := &segments{
 		fs: fsys, dir: dir, max: maxBytes, metrics: m, next: max(next, 1),
 		all: map[uint64]*segment{}, dirty: map[uint64]*segment{},
