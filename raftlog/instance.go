@@ -212,9 +212,9 @@ func (in *instance) close() {
 }
 
 func (in *instance) shutdown() {
-	in.g.setLeadership(nil)
 	close(in.stop)
 	in.loops.Wait()
+	in.g.setLeadership(nil) // only now: lead may have been about to announce one
 	in.mu.Lock()
 	in.closed = true
 	in.mu.Unlock()

@@ -344,3 +344,42 @@ func TestWatchSeesEveryChange(t *testing.T) {
 	c.put(1, "x")
 	c.awaitList(1, []string{"x"})
 }
+
+// A leadership that is announced while the instance closes must be told as
+// lost too: watchers would go on leading a group that is closed.
+func TestWatchersHearTheEndOfALeadershipTakenWhileClosing(t *testing.T) {
+	c := newCluster(t)
+	c.startAll("a")
+	g := c.leader(1).Group(1)
+	seen := make(chan bool, 10)
+	g.Watch(func(leading bool) { seen <- leading })
+	if !<-seen {
+		t.Fatal("a watcher of a leader heard false first")
+	}
+	in := g.instance()
+	g.mu.Lock() // close and lead must wait here, in this order
+	closing := make(chan struct{})
+	go func() {
+		defer close(closing)
+		in.close()
+	}()
+	time.Sleep(100 * time.Millisecond)
+	select {
+	case in.notify <- true: // raft tells of another term
+	default:
+	}
+	time.Sleep(300 * time.Millisecond)
+	g.mu.Unlock()
+	<-closing
+	last := true
+	for told := true; told; {
+		select {
+		case last = <-seen:
+		case <-time.After(200 * time.Millisecond):
+			told = false
+		}
+	}
+	if last || g.lead.Load() != nil {
+		t.Errorf("after close watchers heard %v last, and the leadership is %v", last, g.lead.Load())
+	}
+}
