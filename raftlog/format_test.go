@@ -199,6 +199,16 @@ func TestFormat(t *testing.T) {
 	}
 }
 
+func TestFormatAfterACrashInFormat(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, identityFile+".tmp"), []byte("{"), fileMode); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Format(dir, "prod", "bookie-1", 3); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestLogCacheMatchesModel(t *testing.T) {
 	entry := func(i, term uint64) *raft.Log {
 		return &raft.Log{Index: i, Term: term, Data: bytes.Repeat([]byte{byte(i)}, 100)}

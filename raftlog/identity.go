@@ -94,7 +94,8 @@ func Format(dir, cluster, name string, groups int) (Identity, error) {
 		return Identity{}, fmt.Errorf("format %s: %w", dir, err)
 	}
 	for _, e := range entries {
-		if e.Name() != lockFile && e.Name() != "lost+found" {
+		// A Format that was cut off leaves the temporary file of the identity.
+		if e.Name() != lockFile && e.Name() != "lost+found" && e.Name() != identityFile+".tmp" {
 			return Identity{}, fmt.Errorf("format %s: the directory is not empty (it holds %q): format an empty one, or start the bookie on it as it is", dir, e.Name())
 		}
 	}
