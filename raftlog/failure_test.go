@@ -146,6 +146,48 @@ func TestHangingDiskIsFatal(t *testing.T) {
 	close(hang)
 }
 
+// slowCuts is a disk that takes its time for each cut of the log, but answers.
+type slowCuts struct{ backend }
+
+func (s slowCuts) DeleteRange(low, high uint64) error {
+	time.Sleep(60 * time.Millisecond)
+	return s.backend.DeleteRange(low, high)
+}
+
+func TestCuttingALongLogIsNotAHang(t *testing.T) {
+	b, err := openBolt(filepath.Join(t.TempDir(), logFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const entries = 20 * deleteChunk
+	fatal := make(chan error, 1)
+	s := newGuardedStore(slowCuts{b}, 500*time.Millisecond, newMetrics(nil).group(1), func(err error) { fatal <- err })
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	var logs []*raft.Log
+	for i := range uint64(entries) {
+		logs = append(logs, &raft.Log{Index: i + 1, Term: 1})
+	}
+	if err := s.StoreLogs(logs); err != nil {
+		t.Fatal(err)
+	}
+	cut := make(chan error, 1)
+	go func() { cut <- s.DeleteRange(1, entries-1) }()
+	select {
+	case err := <-fatal:
+		s.release()
+		<-cut
+		t.Errorf("fatal: %v; every single write took 60 ms", err)
+	case err := <-cut:
+		if first, errFirst := s.FirstIndex(); err != nil || errFirst != nil || first != entries {
+			t.Errorf("after the cut the log begins at %d, want %d: %v, %v", first, entries, err, errFirst)
+		}
+	}
+}
+
 func TestCrashBetweenStagingAndInstalling(t *testing.T) {
 	var crash atomic.Bool
 	reached := make(chan struct{}, 100)

@@ -202,28 +202,39 @@ func (s *guardedStore) StoreLogs(logs []*raft.Log) error {
 }
 
 // DeleteRange implements [raft.LogStore]. The front of the log is cut in pieces,
-// each of which leaves a contiguous log; a conflicting tail goes in one.
+// each of which leaves a contiguous log and is watched for itself: a minute of
+// small commands takes longer to cut than a disk may hang. A conflicting tail goes
+// in one.
 func (s *guardedStore) DeleteRange(low, high uint64) error {
 	s.cache.remove(low, high)
-	return s.write("cut the log", 0, func() error {
-		first, err := s.b.FirstIndex()
+	for more := true; more; {
+		err := s.write("cut the log", 0, func() (err error) {
+			more, err = s.cutOnce(low, high)
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		if low > first {
-			return s.b.DeleteRange(low, high)
-		}
-		last, err := s.b.LastIndex()
-		if err != nil {
-			return err
-		}
-		for at, end := first, min(high, last); first > 0 && at <= end; at += deleteChunk {
-			if err := s.b.DeleteRange(at, min(at+deleteChunk-1, end)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	}
+	return nil
+}
+
+// cutOnce deletes the first piece of low to high, and reports whether more is left.
+func (s *guardedStore) cutOnce(low, high uint64) (more bool, err error) {
+	first, err := s.b.FirstIndex()
+	if err != nil || first == 0 || first > high {
+		return false, err
+	}
+	if low > first {
+		return false, s.b.DeleteRange(low, high)
+	}
+	last, err := s.b.LastIndex()
+	if err != nil {
+		return false, err
+	}
+	end := min(high, last)
+	piece := min(first+deleteChunk-1, end)
+	return piece < end, s.b.DeleteRange(first, piece)
 }
 
 // Set implements [raft.StableStore]. After a failure it reports success, once
