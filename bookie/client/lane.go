@@ -35,6 +35,7 @@ type lane struct {
 
 	mu          sync.Mutex // guards what follows and the writers' state
 	writers     map[ledger.ID]*Writer
+	ended       bool      // by abandonAll: no more writers
 	ready       []*Writer // writers with entries that the present stream has not carried
 	outstanding int       // appends sent on the present stream and not answered
 	stored      bool      // the present stream has stored something
@@ -43,6 +44,18 @@ type lane struct {
 
 func newLane(c *Client, group uint32) *lane {
 	return &lane{client: c, group: group, wake: make(chan struct{}, 1), writers: map[ledger.ID]*Writer{}}
+}
+
+// writer adds a writer, unless abandonAll came first.
+func (l *lane) writer(id ledger.ID) (*Writer, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return nil, errClientClosed
+	}
+	w := &Writer{client: l.client, lane: l, id: id}
+	l.writers[id] = w
+	return w, nil
 }
 
 // listLocked puts w among the writers that have something to send.
@@ -233,10 +246,11 @@ func (l *lane) answerLocked(a *bookiepb.AppendAnswer) error {
 	}
 }
 
-// abandonAll ends every writer.
+// abandonAll ends every writer and refuses new ones.
 func (l *lane) abandonAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.ended = true
 	for _, w := range l.writers {
 		w.abandonLocked()
 	}

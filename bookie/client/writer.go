@@ -48,11 +48,7 @@ func (c *Client) newWriter(id ledger.ID) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Writer{client: c, lane: l, id: id}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.writers[id] = w
-	return w, nil
+	return l.writer(id)
 }
 
 // ID returns the ledger's id.
