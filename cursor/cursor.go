@@ -69,6 +69,13 @@ func (c *Cursor) Name() string { return c.name }
 // Durable reports whether the cursor is saved.
 func (c *Cursor) Durable() bool { return c.saver != nil }
 
+// Ended reports whether the cursor was closed, or its deletion begun.
+func (c *Cursor) Ended() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
 // MarkDeleted returns the position up to which everything is acknowledged.
 func (c *Cursor) MarkDeleted() ledger.Position {
 	c.mu.Lock()

@@ -31,9 +31,10 @@ func (m *ManagedLedger) OpenCursor(ctx context.Context, name string, at Initial)
 	if err := m.failure(); err != nil {
 		return nil, err
 	}
-	if r := m.registry.durable(name); r != nil {
-		r.reopen()
-		return r, nil
+	former := m.registry.durable(name)
+	if former != nil && !former.c.Ended() {
+		former.reopen()
+		return former, nil
 	}
 	if name == "" {
 		return nil, errors.New("cursor name is empty")
@@ -46,7 +47,15 @@ func (m *ManagedLedger) OpenCursor(ctx context.Context, name string, at Initial)
 		first := l.First()
 		marked = ledger.Position{Ledger: first.Ledger, Entry: first.Entry - 1}
 	}
-	c, err := cursor.Create(ctx, name, m.layout, marked, m.cursorOptions(name))
+	var c *cursor.Cursor
+	err := cursor.ErrNotFound
+	if former != nil { // its deletion failed: whether the record is there decides
+		former.c.Abandon()
+		c, err = cursor.Load(ctx, name, m.layout, m.cursorOptions(name))
+	}
+	if errors.Is(err, cursor.ErrNotFound) {
+		c, err = cursor.Create(ctx, name, m.layout, marked, m.cursorOptions(name))
+	}
 	if errors.Is(err, cursor.ErrConflict) {
 		// A former owner made it just before we took over, or just after.
 		c, err = cursor.Load(ctx, name, m.layout, m.cursorOptions(name))
@@ -62,6 +71,9 @@ func (m *ManagedLedger) OpenCursor(ctx context.Context, name string, at Initial)
 	}
 	r := newReader(m, c)
 	m.registry.add(r)
+	if former != nil {
+		m.registry.remove(former)
+	}
 	if err := m.failure(); err != nil {
 		c.Abandon()
 		return nil, err
@@ -104,7 +116,8 @@ func (m *ManagedLedger) Cursors() []*Reader {
 }
 
 // DeleteCursor removes a durable cursor. Its reader gets [ErrClosed]. It returns
-// an error that wraps [ErrNotFound] if there is none of that name.
+// an error that wraps [ErrNotFound] if there is none of that name. After another
+// error the cursor goes on holding its data, until it is deleted or opened again.
 func (m *ManagedLedger) DeleteCursor(ctx context.Context, name string) error {
 	if err := m.lockCursors(ctx); err != nil {
 		return fmt.Errorf("delete cursor %q: %w", name, err)

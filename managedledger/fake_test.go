@@ -314,6 +314,18 @@ func (s *slowMeta) Put(ctx context.Context, key string, value []byte, if_ metada
 	return v, err
 }
 
+func (s *slowMeta) Delete(ctx context.Context, key string, if_ metadata.Version) error {
+	s.mu.Lock()
+	before := s.before
+	s.mu.Unlock()
+	if before != nil {
+		if err := before("delete", key); err != nil {
+			return err
+		}
+	}
+	return s.Store.Delete(ctx, key, if_)
+}
+
 func quietLog() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func testFactory(t *testing.T, b Storage, meta metadata.Store, cfg Config) *Factory {

@@ -517,3 +517,47 @@ func TestDurableReaderCloses(t *testing.T) {
 	}
 	noReadsInFlight(t, m.f)
 }
+
+// A cursor whose deletion failed is still there, and can be used again.
+func TestCursorOutlivesItsFailedDeletion(t *testing.T) {
+	meta := &slowMeta{Store: metadatatest.NewMemory(t)}
+	bookies := newBookies()
+	m := mustOpen(t, testFactory(t, bookies, meta, testConfig()), topic)
+	if _, err := m.OpenCursor(t.Context(), "sub", Earliest); err != nil {
+		t.Fatal(err)
+	}
+	ps := appendAll(t, m, "a", "b")
+	meta.set(func(op, _ string) error {
+		if op == "delete" {
+			return errPlanned
+		}
+		return nil
+	}, nil)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := m.DeleteCursor(short, "sub"); !errors.Is(err, errPlanned) {
+		t.Fatalf("DeleteCursor = %v, want the planned failure", err)
+	}
+	meta.set(nil, nil)
+
+	again, err := m.OpenCursor(t.Context(), "sub", Latest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := readAll(t, again, 2, Limit{Entries: 2}); got[0].Position != ps[0] {
+		t.Errorf("it reads from %v, want %v", got[0].Position, ps[0])
+	}
+	if err := again.Ack(ps[:1]); err != nil {
+		t.Errorf("acknowledge: %v", err)
+	}
+	if err := m.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m = mustOpen(t, testFactory(t, bookies, meta, testConfig()), topic)
+	if got := m.Cursors(); len(got) != 1 || got[0].MarkDeleted() != ps[0] {
+		t.Errorf("after reopening the cursors are %v, want one with %v acknowledged", got, ps[0])
+	}
+	if err := m.DeleteCursor(t.Context(), "sub"); err != nil {
+		t.Error(err)
+	}
+}
