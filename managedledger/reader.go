@@ -289,8 +289,8 @@ func (r *Reader) fetchLocked(p ledger.Position, limit Limit) {
 
 // settle delivers what a fetch brought. It runs on the ledger's worker.
 func (r *Reader) settle(w *want, entries []ledger.Entry, err error) {
-	if errors.Is(err, ledger.ErrNoSuchLedger) && !r.m.layout().Holds(ledger.Position{Ledger: w.ledger, Entry: w.first}) {
-		entries, err = nil, nil // trimmed while it was being read: the reader goes on behind it
+	if (errors.Is(err, ledger.ErrNoSuchLedger) || errors.Is(err, ErrClosed)) && !r.m.layout().Holds(ledger.Position{Ledger: w.ledger, Entry: w.first}) {
+		entries, err = nil, nil // trimmed, with its worker, while it was being read: the reader goes on behind it
 	}
 	r.mu.Lock()
 	switch {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -559,5 +560,66 @@ func TestCursorOutlivesItsFailedDeletion(t *testing.T) {
 	}
 	if err := m.DeleteCursor(t.Context(), "sub"); err != nil {
 		t.Error(err)
+	}
+}
+
+// lateReads hands out what it has read only when a test lets it.
+type lateReads struct {
+	Storage
+	reading chan struct{} // receives a value for each read
+	gate    chan struct{} // closed to let them return
+}
+
+func (s *lateReads) Read(ctx context.Context, id ledger.ID, first, last ledger.EntryID, maxBytes int) ([]ledger.Entry, error) {
+	entries, err := s.Storage.Read(ctx, id, first, last, maxBytes)
+	s.reading <- struct{}{}
+	<-s.gate
+	return entries, err
+}
+
+// A reader whose read was cut short while its ledger was trimmed goes on behind
+// the ledger.
+func TestTrimmedDuringAReadThatWasCutShort(t *testing.T) {
+	cfg := testConfig()
+	cfg.CacheSizeMB, cfg.MaxEntriesPerLedger = 0, 8
+	storage := &lateReads{Storage: newBookies(), reading: make(chan struct{}, 16), gate: make(chan struct{})}
+	m := mustOpen(t, testFactory(t, storage, metadatatest.NewMemory(t), cfg), topic)
+	durable, err := m.OpenCursor(t.Context(), "durable", Earliest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	big := strings.Repeat("x", 600<<10)
+	ps := appendAll(t, m, big, big, big, big, big, big, big, big)
+	eventually(t, "the ledger is full", func() bool { return len(m.layout().Closed()) == 1 })
+	ps = append(ps, appendAll(t, m, "next")...)
+
+	first, second := m.NewReader("first", ps[0]), m.NewReader("second", ps[5])
+	if _, err := first.TryRead(Limit{Entries: 8, Bytes: 1}); !errors.Is(err, ErrWouldBlock) {
+		t.Fatal(err)
+	}
+	await(t, "the read", storage.reading)
+	if _, err := second.TryRead(Limit{Entries: 1}); !errors.Is(err, ErrWouldBlock) {
+		t.Fatal(err)
+	}
+	m.sources.mu.Lock()
+	source := m.sources.byID[ps[0].Ledger]
+	m.sources.mu.Unlock()
+	eventually(t, "the second joins", func() bool {
+		source.mu.Lock()
+		defer source.mu.Unlock()
+		return len(source.flights) == 1 && len(source.flights[0].wants) == 2
+	})
+	if err := durable.AckCumulative(ps[7]); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the ledger's worker ends", func() bool { return source.strand.Submit(taskFunc(func() {})) != nil })
+	close(storage.gate)
+	eventually(t, "the read settles", func() bool {
+		source.mu.Lock()
+		defer source.mu.Unlock()
+		return len(source.flights) == 0
+	})
+	if got := readAll(t, second, 1, Limit{Entries: 1}); got[0].Position != ps[8] {
+		t.Errorf("it reads %v, want %v", got[0].Position, ps[8])
 	}
 }
