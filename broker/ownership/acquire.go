@@ -58,13 +58,19 @@ func (s *Service) elsewhere(ctx context.Context, b BrokerInfo) (Answer, error) {
 // candidate returns the owner of a bundle that we do not hold as far as the cache
 // knows, or else whom to send.
 func (s *Service) candidate(bundle string) (BrokerInfo, error) {
-	session, sessionErr := s.validSession()
-	owner, lease, owned := s.owners.get(ownerKey(bundle))
+	_, sessionErr := s.validSession()
+	owner, _, owned := s.owners.get(ownerKey(bundle))
 	switch {
 	case owned && owner.ID != s.self.ID:
 		return owner, nil
-	case owned && sessionErr == nil && lease == session.Lease():
-		return s.self, nil // ours by an attempt whose answer was lost
+	case owned && sessionErr != nil:
+		// A key of a lost session. Until it is gone, anybody else would send the client
+		// back to us, and clients give up after some rounds.
+		return BrokerInfo{}, sessionErr
+	case owned:
+		// Ours by an attempt whose answer was lost, or a former session's, which fails
+		// as not ready until it is gone.
+		return s.self, nil
 	}
 	live := s.brokers.all()
 	if sessionErr != nil { // we can take nothing; is there anybody else?

@@ -453,6 +453,60 @@ func TestLostAnswerIsAdopted(t *testing.T) {
 	}
 }
 
+// TestOwnKeyOfLostSessionSendsNobodyAway: while metadata still names a broker whose
+// session is gone, the others send clients to it, so it must not send them back.
+func TestOwnKeyOfLostSessionSendsNobodyAway(t *testing.T) {
+	store := metadatatest.NewMemory(t)
+	bootstrap(t, store)
+	s := start(t, store, "broker-1", nil)
+	other := start(t, store, "broker-2", nil)
+	eventually(t, "both brokers are seen", func() bool { return len(s.brokers.all()) == 2 })
+	name := topic(t, adviseElsewhere(t, s))
+	bundle, err := s.bundleOf(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	former, err := store.GrantLease(t.Context(), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Put(t.Context(), ownerKey(bundle), encode(s.self), 0, former); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []*Service{s, other} {
+		eventually(t, b.self.ID+" sees the key", func() bool {
+			_, _, ok := b.owners.get(ownerKey(bundle))
+			return ok
+		})
+	}
+	if a, err := other.Lookup(t.Context(), name); err != nil || a.Broker.ID != s.self.ID {
+		t.Fatalf("%s answers %+v, %v, want broker-1", other.self.ID, a, err)
+	}
+	if a, err := s.Lookup(t.Context(), name); !errors.Is(err, ErrNotReady) {
+		t.Errorf("with a new session: Lookup = %+v, %v, want ErrNotReady", a, err)
+	}
+
+	session := s.session
+	setSession := func(to *metadata.Session) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.session = to
+	}
+	setSession(nil)
+	if a, err := s.Lookup(t.Context(), name); !errors.Is(err, ErrNotReady) {
+		t.Errorf("without a session: Lookup = %+v, %v, want ErrNotReady", a, err)
+	}
+	setSession(session)
+
+	if err := store.RevokeLease(t.Context(), former); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the key is gone and somebody serves the topic", func() bool {
+		_, err := s.Lookup(t.Context(), name)
+		return err == nil
+	})
+}
+
 // adviseElsewhere returns a topic whose bundle the hash gives to another broker.
 func adviseElsewhere(t *testing.T, s *Service) string {
 	t.Helper()
