@@ -28,9 +28,13 @@ func (c *conn) openProducer(f protocol.Frame) error {
 	c.mu.Lock()
 	old := c.producers[id]
 	var slot *producerSlot
+	var there *producer
 	if (old == nil || old.closed) && len(c.producers) < maxProducersPerConnection {
 		slot = &producerSlot{}
 		c.producers[id] = slot
+	}
+	if old != nil {
+		there = old.producer
 	}
 	c.mu.Unlock()
 
@@ -42,10 +46,10 @@ func (c *conn) openProducer(f protocol.Frame) error {
 		})
 	case old == nil:
 		c.refuse(request, fmt.Errorf("producers on one connection: at most %d are allowed: %w", maxProducersPerConnection, ErrTooMany))
-	case old.producer == nil:
+	case there == nil:
 		c.refuse(request, fmt.Errorf("producer %d is being opened already: %w", id, ErrBusy))
-	default:
-		c.producerReady(request, old.producer)
+	case !c.producerReady(request, there):
+		c.refuse(request, there.topic.closedError())
 	}
 	return nil
 }
@@ -65,21 +69,21 @@ func (c *conn) producerOpened(id, request uint64, slot *producerSlot, p *produce
 		c.refuse(request, err)
 	case !current: // the client closed it meanwhile
 		p.drop()
-	case c.isShut(p): // its topic closed before it had its slot
+	case !c.producerReady(request, p): // its topic closed first
 		c.producerClosed(p)
 		c.refuse(request, p.topic.closedError())
-	default:
-		c.producerReady(request, p)
 	}
 }
 
-func (c *conn) isShut(p *producer) bool {
+// producerReady answers that p is open, unless it was closed meanwhile. Whoever
+// closes it tells the client after this: the other way round the client would go
+// on sending to a closed producer.
+func (c *conn) producerReady(request uint64, p *producer) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.closed
-}
-
-func (c *conn) producerReady(request uint64, p *producer) {
+	if p.closed {
+		return false
+	}
 	last, ready := int64(-1), true
 	c.out.reply(&pulsarpb.BaseCommand{
 		Type: pulsarpb.BaseCommand_PRODUCER_SUCCESS.Enum(),
@@ -87,6 +91,7 @@ func (c *conn) producerReady(request uint64, p *producer) {
 			RequestId: &request, ProducerName: &p.name, LastSequenceId: &last, ProducerReady: &ready,
 		},
 	})
+	return true
 }
 
 // producerClosed tells the client that the broker closed its producer. What it

@@ -1,0 +1,91 @@
+package broker
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/magnetar-io/magnetar/protocol"
+	"github.com/magnetar-io/magnetar/protocol/pulsarpb"
+)
+
+// A client may ask for its producer again at the very moment at which the broker
+// closes it.
+func TestProducerAskedForAgainWhileItsTopicCloses(t *testing.T) {
+	n := newNode(t)
+	c := n.connect()
+	name, _ := protocol.ParseTopic(topicA)
+	c.produce(topicA, 1)
+	server := n.only()
+	server.mu.Lock()
+	slot := server.producers[1]
+	server.mu.Unlock()
+	p := slot.producer
+	cmd := protocol.Frame{Command: producerCommand(topicA, 1, c.id())}
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for range 2000 {
+			server.mu.Lock()
+			server.producers[1] = slot
+			slot.producer, slot.closed = p, false
+			server.mu.Unlock()
+			server.producerClosed(p)
+		}
+	})
+	for range 2000 {
+		if err := server.openProducer(cmd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	asking.Wait()
+	if err := n.Unload(t.Context(), name); err != nil {
+		t.Error(err)
+	}
+}
+
+// A producer that its topic closes right after it was opened must not be told
+// first that it is closed and then that it is open: what it sends would be dropped.
+func TestProducerIsNotOpenAfterItWasClosed(t *testing.T) {
+	n := newNode(t)
+	c := n.connect()
+	c.produce(topicA, 0)
+	server := n.only()
+	topic, err := n.topics.loaded(t.Context(), topicA)
+	if err != nil || topic == nil {
+		t.Fatal(topic, err)
+	}
+	const count = 3000
+	var opening sync.WaitGroup
+	defer opening.Wait()
+	opening.Go(func() {
+		for id := uint64(1); id <= count; id++ {
+			p := &producer{id: id, name: fmt.Sprint(id), topic: topic, conn: server}
+			slot := &producerSlot{}
+			server.mu.Lock()
+			server.producers[id] = slot
+			server.mu.Unlock()
+			var both sync.WaitGroup
+			both.Go(func() { server.producerOpened(id, id, slot, p, nil) })
+			both.Go(func() { p.disconnect() })
+			both.Wait()
+		}
+	})
+	closed := map[uint64]bool{}
+	for answered := 0; answered < count; {
+		f, err := c.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch f.Command.GetType() {
+		case pulsarpb.BaseCommand_CLOSE_PRODUCER:
+			closed[f.Command.GetCloseProducer().GetProducerId()] = true
+		case pulsarpb.BaseCommand_ERROR:
+			answered++
+		case pulsarpb.BaseCommand_PRODUCER_SUCCESS:
+			answered++
+			if id := f.Command.GetProducerSuccess().GetRequestId(); closed[id] {
+				t.Errorf("producer %d is open after it was closed", id)
+			}
+		}
+	}
+}
