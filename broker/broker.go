@@ -254,16 +254,21 @@ func (b *Broker) CreateTopic(ctx context.Context, name protocol.TopicName) error
 // ErrTopicNotFound if there is no such topic, and *ownership.NotOwnerError if
 // another broker serves it.
 func (b *Broker) DeleteTopic(ctx context.Context, name protocol.TopicName, force bool) error {
-	t, err := b.topic(ctx, name, createNever)
-	if err != nil {
-		return err
+	for {
+		t, err := b.topic(ctx, name, createNever)
+		if err != nil {
+			return err
+		}
+		if n := t.clients(); n > 0 && !force {
+			return fmt.Errorf("delete topic %s: %d producers and consumers are connected: %w", name, n, ErrTopicInUse)
+		}
+		err = b.topics.close(ctx, b, t, func(ctx context.Context) error {
+			return b.factory.Delete(ctx, name.ManagedLedgerName())
+		})
+		if !errors.Is(err, errOvertaken) {
+			return err
+		}
 	}
-	if n := t.clients(); n > 0 && !force {
-		return fmt.Errorf("delete topic %s: %d producers and consumers are connected: %w", name, n, ErrTopicInUse)
-	}
-	return b.topics.close(ctx, b, t, func(ctx context.Context) error {
-		return b.factory.Delete(ctx, name.ManagedLedgerName())
-	})
 }
 
 // Unload closes a topic on this broker. Its clients look it up again, and the

@@ -1,9 +1,11 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/magnetar-io/magnetar/protocol"
 	"github.com/magnetar-io/magnetar/protocol/pulsarpb"
@@ -88,4 +90,36 @@ func TestProducerIsNotOpenAfterItWasClosed(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Whoever deletes a topic while somebody else closes it must not hear that it is
+// deleted when it is not.
+func TestDeleteDuringAnUnloadDeletes(t *testing.T) {
+	n := newNode(t)
+	c := n.connect()
+	c.produce(topicA, 1)
+	topic, err := n.topics.loaded(t.Context(), topicA)
+	if err != nil || topic == nil {
+		t.Fatal(topic, err)
+	}
+	began, goOn := make(chan struct{}), make(chan struct{})
+	var closing sync.WaitGroup
+	closing.Go(func() {
+		err := n.topics.close(t.Context(), n.Broker, topic, func(context.Context) error {
+			close(began)
+			<-goOn
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	<-began
+	time.AfterFunc(50*time.Millisecond, func() { close(goOn) })
+	ran := false
+	err = n.topics.close(t.Context(), n.Broker, topic, func(context.Context) error { ran = true; return nil })
+	if err == nil && !ran {
+		t.Error("the second close reports success and did not do what should follow it")
+	}
+	closing.Wait()
 }

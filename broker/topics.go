@@ -193,8 +193,12 @@ func (b *Broker) watch(t *topic, lost <-chan struct{}) {
 	}
 }
 
+// errOvertaken reports that somebody else closed the topic first, and after did not
+// run.
+var errOvertaken = errors.New("closed by somebody else meanwhile")
+
 // close closes a topic, then runs after, if any, and takes it out of the
-// registry. Everybody who calls gets the result of the first.
+// registry. Everybody who calls gets the result of the first, or errOvertaken.
 func (r *registry) close(ctx context.Context, b *Broker, t *topic, after func(context.Context) error) error {
 	o := t.opening
 	r.mu.Lock()
@@ -202,6 +206,9 @@ func (r *registry) close(ctx context.Context, b *Broker, t *topic, after func(co
 		r.mu.Unlock()
 		select {
 		case <-o.gone:
+			if after != nil {
+				return errOvertaken
+			}
 			return o.closed
 		case <-ctx.Done():
 			return fmt.Errorf("close topic %s: %w", t.full, ctx.Err())
