@@ -123,3 +123,29 @@ func TestDeleteDuringAnUnloadDeletes(t *testing.T) {
 	}
 	closing.Wait()
 }
+
+// A seek that storage holds up does not hold up the end of its subscription.
+func TestStopEndsASeek(t *testing.T) {
+	g := newRig(t, testConfig(t))
+	c, _ := g.join("a", exclusive, 1)
+	moving := make(chan struct{})
+	ended := make(chan error, 1)
+	g.s.seek(t.Context(), c, func(ctx context.Context) error {
+		close(moving)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Second):
+			return nil
+		}
+	}, func(err error) { ended <- err })
+	<-moving
+	began := time.Now()
+	g.s.stop()
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("stop took %v", took)
+	}
+	if err := <-ended; err == nil {
+		t.Error("the seek succeeded")
+	}
+}

@@ -95,6 +95,8 @@ type subscription struct {
 	box       *mailbox
 	done      chan struct{}       // closed once the loop has returned
 	movers    sync.WaitGroup      // seeks under way beside the loop
+	ctx       context.Context     // of seeks; ends with the loop
+	cancel    context.CancelFunc  // ends ctx
 	ended     func(*subscription) // called by the loop when it ends by itself
 
 	why      atomic.Pointer[WhyIdle]
@@ -127,6 +129,7 @@ func newSubscription(name string, t subscriptionHome, r reader) *subscription {
 		owned: t.owned, last: t.last, ended: t.ended, log: t.log.With("subscription", name),
 		box: newMailbox(), done: make(chan struct{}),
 	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.pace = pace{
 		low: t.cfg.DispatcherMinReadBatchSize, high: t.cfg.DispatcherMaxReadBatchSize,
 		first: millis(t.cfg.ReadFailureBackoffInitialMillis), last: millis(t.cfg.ReadFailureBackoffMaxMillis),
@@ -149,6 +152,7 @@ type subscriptionHome struct {
 
 func (s *subscription) loop() {
 	defer close(s.done)
+	defer s.cancel()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	var work []func()
@@ -414,6 +418,9 @@ func (s *subscription) seek(ctx context.Context, c *consumer, move func(context.
 		}
 		s.seeking = true
 		s.movers.Go(func() {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			defer context.AfterFunc(s.ctx, cancel)()
 			err := move(ctx)
 			if !s.box.post(func() { s.seeked(err, done) }) {
 				done(fmt.Errorf("seek on subscription %q of %s: %w", s.name, s.topic, ErrClosed))
@@ -473,8 +480,8 @@ func (s *subscription) end(ctx context.Context, c *consumer, force bool, done fu
 	}, done)
 }
 
-// stop disconnects every consumer and waits for the loop to end. It leaves the
-// reader open. It may be called more than once.
+// stop disconnects every consumer, ends a seek, and waits for the loop to end. It
+// leaves the reader open. It may be called more than once.
 func (s *subscription) stop() {
 	s.box.post(func() {
 		s.disconnectAll(nil)
