@@ -3,10 +3,12 @@ package broker
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/magnetar-io/magnetar/metadata"
 	"github.com/magnetar-io/magnetar/protocol"
 	"github.com/magnetar-io/magnetar/protocol/pulsarpb"
 )
@@ -148,4 +150,39 @@ func TestStopEndsASeek(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("the seek succeeded")
 	}
+}
+
+// slowDeletes takes a moment to delete a cursor, and gives up with its caller.
+type slowDeletes struct{ metadata.Store }
+
+func (s slowDeletes) Delete(ctx context.Context, key string, version metadata.Version) error {
+	if strings.HasPrefix(key, "/cursors/") {
+		select {
+		case <-time.After(300 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return s.Store.Delete(ctx, key, version)
+}
+
+// A client that unsubscribes and goes at once has unsubscribed.
+func TestUnsubscribeOutlivesItsClient(t *testing.T) {
+	d := newBed(t)
+	d.store = slowDeletes{d.store}
+	n := d.node("broker-1")
+	c := n.connect()
+	c.subscribe(topicA, "s", exclusive, 1)
+	name, _ := protocol.ParseTopic(topicA)
+	id := uint64(1)
+	c.write(&pulsarpb.BaseCommand{
+		Type:        pulsarpb.BaseCommand_UNSUBSCRIBE.Enum(),
+		Unsubscribe: &pulsarpb.CommandUnsubscribe{ConsumerId: &id, RequestId: c.id()},
+	})
+	waitFor(t, "the deletion began", func() bool { return len(n.stats(topicA).Subscriptions) == 0 })
+	_ = c.nc.Close()
+	waitFor(t, "the cursor is gone", func() bool {
+		all, err := metadata.List(t.Context(), n.store, "/cursors/"+name.ManagedLedgerName()+"/")
+		return err == nil && len(all) == 0
+	})
 }

@@ -373,6 +373,10 @@ func (t *topic) unsubscribe(ctx context.Context, s *subscription, c *consumer, f
 		return err
 	}
 	<-s.done
+	// Nobody can use the subscription any more, so its cursor goes too, whether or
+	// not whoever asked is still there.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
 	t.mu.Lock()
 	place := t.subscriptions[s.name]
 	mine := place != nil && place.sub == s
