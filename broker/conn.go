@@ -181,16 +181,24 @@ func (c *conn) handle(f protocol.Frame) error {
 	return h(c, f)
 }
 
-// waitForReplies holds the reader while the peer does not take its answers.
+// waitForReplies holds the reader while the peer does not take its answers, for as
+// long as a silent peer is kept. Meanwhile the keep-alive cannot judge the peer.
 func (c *conn) waitForReplies() error {
 	drained := c.out.backlog()
 	if drained == nil {
 		return nil
 	}
 	defer c.pause()()
+	limit := 2 * time.Duration(c.b.cfg.KeepAliveIntervalSeconds) * time.Second
+	timeout := time.NewTimer(limit)
+	defer timeout.Stop()
 	select {
 	case <-drained:
 		return nil
+	case <-timeout.C:
+		c.b.metrics.silent.Inc()
+		c.log.Info("connection closed: the peer does not read its answers", "waited", limit)
+		return fmt.Errorf("answers not read for %v", limit)
 	case <-c.ctx.Done():
 		return context.Cause(c.ctx)
 	}

@@ -283,6 +283,27 @@ func TestWhoDoesNotReadAnswersIsNotRead(t *testing.T) {
 	}
 }
 
+// One that never reads them is not kept for ever, nor is what it holds.
+func TestWhoNeverReadsAnswersIsClosed(t *testing.T) {
+	n := newNode(t, "keepAliveIntervalSeconds=1")
+	c := n.connect()
+	server := n.only()
+	ping := protocol.AppendFrame(nil, &pulsarpb.BaseCommand{Type: pulsarpb.BaseCommand_PING.Enum(), Ping: &pulsarpb.CommandPing{}})
+	go func() {
+		pings := bytes.Repeat(ping, 1000)
+		for {
+			if _, err := c.nc.Write(pings); err != nil {
+				return
+			}
+		}
+	}()
+	select {
+	case <-server.done:
+	case <-time.After(8 * time.Second):
+		t.Errorf("the connection is still there, paused is %t", server.paused.Load())
+	}
+}
+
 // only returns the broker's side of the only connection.
 func (n *node) only() *conn {
 	n.t.Helper()
