@@ -112,13 +112,16 @@ func (p *Pool) dial(ctx context.Context, addr string) (net.Conn, error) {
 	self := p.self
 	p.mu.Unlock()
 	conn, other, err := handshake.Dial(ctx, addr, self, handshake.Target{Service: handshake.Storage})
+	if err == nil && !p.learnCluster(other) {
+		_ = conn.Close()
+		err = &handshake.RefusedError{Addr: addr, Reason: fmt.Sprintf("%v is of another cluster than the first bookie reached", other)}
+	}
 	if err != nil {
 		if _, refused := errors.AsType[*handshake.RefusedError](err); refused { // a person must act; an unreachable bookie is logged by who needed it
 			p.log.Warn("bookie refused the connection; will try again", "bookie", addr, "err", err)
 		}
 		return nil, err
 	}
-	p.learnCluster(other)
 	if tcp, ok := conn.(interface {
 		SetKeepAliveConfig(cfg net.KeepAliveConfig) error
 	}); ok { // a host that vanished is noticed within 5 s even on an idle connection
@@ -127,12 +130,16 @@ func (p *Pool) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return conn, nil
 }
 
-func (p *Pool) learnCluster(other handshake.Self) {
+// learnCluster takes other's cluster for the pool's if it has none yet, and
+// reports whether it is the pool's. The hello cannot tell when several first ones
+// are under way at once.
+func (p *Pool) learnCluster(other handshake.Self) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.self.ClusterID == "" {
 		p.self.ClusterID = other.ClusterID
 	}
+	return other.ClusterID == "" || other.ClusterID == p.self.ClusterID
 }
 
 // errorUnary turns the errors of unary calls into those of [FromStatus], and

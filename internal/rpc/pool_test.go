@@ -484,3 +484,69 @@ func TestCodecIsProtobuf(t *testing.T) {
 		t.Error("a string was encoded")
 	}
 }
+
+// slowHello holds the first welcome back, as a slow network would.
+type slowHello struct {
+	net.Listener
+	release <-chan struct{}
+}
+
+func (l slowHello) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return slowConn{conn, l.release}, nil
+}
+
+type slowConn struct {
+	net.Conn
+	release <-chan struct{}
+}
+
+func (c slowConn) Write(b []byte) (int, error) {
+	<-c.release
+	return c.Conn.Write(b)
+}
+
+// A pool that does not know its cluster's id yet dials many bookies at once; the
+// first to answer decides, also for those whose hello is under way.
+func TestFirstClusterReachedIsTheOnlyOne(t *testing.T) {
+	ours := startNode(t, self("bookie-1@1"))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := make(chan struct{})
+	other := self("bookie-1@2")
+	other.ClusterID = "another cluster of this name"
+	mux := handshake.NewMux(slowHello{l, release}, func() handshake.Self { return other }, discard)
+	served := make(chan error, 1)
+	go func() { served <- mux.Serve() }()
+	theirs := mux.Listener(handshake.Storage, 0)
+	defer func() {
+		_ = theirs.Close()
+		_ = mux.Close()
+		<-served
+	}()
+	p := NewPool(handshake.Self{Cluster: "test", Node: "broker-1"}, []string{ours.addr, l.Addr().String()}, discard)
+	defer p.Close()
+	late := make(chan error, 1)
+	go func() {
+		conn, err := p.dial(t.Context(), l.Addr().String())
+		if err == nil {
+			_ = conn.Close()
+		}
+		late <- err
+	}()
+	time.Sleep(50 * time.Millisecond) // its hello has left
+	conn, err := p.dial(t.Context(), ours.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+	close(release)
+	if _, refused := errors.AsType[*handshake.RefusedError](<-late); !refused {
+		t.Error("the pool has connections to two clusters")
+	}
+}
