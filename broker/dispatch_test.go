@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -761,4 +762,35 @@ func (g *rig) broken() string {
 		}
 	}
 	return ""
+}
+
+// What clients ask for during a seek is bounded like what waits for the loop.
+func TestWorkDuringASeekIsBounded(t *testing.T) {
+	g := newRig(t, testConfig(t))
+	c, _ := g.join("a", exclusive, 1)
+	moving, goOn, seeked := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	g.s.seek(t.Context(), c, func(context.Context) error {
+		close(moving)
+		<-goOn
+		return errors.ErrUnsupported
+	}, func(err error) { seeked <- err })
+	<-moving
+	const each, count = 1000, 500 // 8 MB in all
+	var applied atomic.Int64
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		for range count {
+			g.s.ack(t.Context(), c, make([]ledger.Position, each), func(error) { applied.Add(1) })
+		}
+	}()
+	select {
+	case <-sent:
+		t.Errorf("all of %d bytes were taken during the seek", count*each*16)
+	case <-time.After(200 * time.Millisecond):
+	}
+	close(goOn)
+	<-sent
+	<-seeked
+	waitFor(t, "everything is answered", func() bool { return applied.Load() == count })
 }

@@ -21,7 +21,8 @@ type mailbox struct {
 
 	mu      sync.Mutex
 	queue   []func()      // guarded by mu
-	bytes   int           // cost of queue; guarded by mu
+	bytes   int           // cost of queue, and of what is held; guarded by mu
+	held    int           // cost of work that was taken and is still to be done; guarded by mu
 	drained chan struct{} // closed at the next take; nil if nobody waits; guarded by mu
 	closed  bool          // guarded by mu
 }
@@ -103,9 +104,31 @@ func (m *mailbox) close() []func() {
 	return work
 }
 
+// hold counts cost on, for work that the owner has put aside, until unhold.
+func (m *mailbox) hold(cost int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.held += cost
+	m.bytes += cost
+}
+
+// unhold ends the account of what was put aside.
+func (m *mailbox) unhold() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.bytes -= m.held
+	m.held = 0
+	m.wakeSenders()
+}
+
 // release forgets the cost of what was taken. The caller holds mu.
 func (m *mailbox) release() {
-	m.bytes = 0
+	m.bytes = m.held
+	m.wakeSenders()
+}
+
+// wakeSenders lets those look again who wait for room. The caller holds mu.
+func (m *mailbox) wakeSenders() {
 	if m.drained != nil {
 		close(m.drained)
 		m.drained = nil

@@ -248,6 +248,7 @@ func (s *subscription) onLoop(ctx context.Context, cost int, work func(), done f
 			done(fmt.Errorf("subscription %q of %s: %w", s.name, s.topic, ErrClosed))
 		case s.seeking:
 			s.waiting = append(s.waiting, run)
+			s.box.hold(cost)
 		default:
 			work()
 		}
@@ -446,6 +447,7 @@ func (s *subscription) seeked(err error, done func(error)) {
 	done(err)
 	waiting := s.waiting
 	s.waiting = nil
+	s.box.unhold()
 	for _, w := range waiting {
 		w()
 	}
