@@ -186,3 +186,25 @@ func TestUnsubscribeOutlivesItsClient(t *testing.T) {
 		return err == nil && len(all) == 0
 	})
 }
+
+// A consumer whose unsubscription failed half-way is off its subscription, and its
+// client must hear of it to come back.
+func TestFailedUnsubscribeSendsItsClientAway(t *testing.T) {
+	n := newNode(t)
+	c := n.connect()
+	c.subscribe(topicA, "s", exclusive, 1)
+	topic, err := n.topics.loaded(t.Context(), topicA)
+	if err != nil || topic == nil {
+		t.Fatal(topic, err)
+	}
+	if err := topic.ml.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	id := uint64(1)
+	c.write(&pulsarpb.BaseCommand{
+		Type:        pulsarpb.BaseCommand_UNSUBSCRIBE.Enum(),
+		Unsubscribe: &pulsarpb.CommandUnsubscribe{ConsumerId: &id, RequestId: c.id()},
+	})
+	c.expectError(pulsarpb.ServerError_ServiceNotReady)
+	c.expect(pulsarpb.BaseCommand_CLOSE_CONSUMER)
+}

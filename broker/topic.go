@@ -400,6 +400,9 @@ func (t *topic) unsubscribe(ctx context.Context, s *subscription, c *consumer, f
 		close(place.ready)
 	}
 	if err != nil {
+		if c != nil { // its client thinks that it is still there
+			c.sink.disconnect(c)
+		}
 		return fmt.Errorf("unsubscribe %q of %s: %w", s.name, t.full, err)
 	}
 	return nil
