@@ -78,7 +78,7 @@ func (c *conn) join(ctx context.Context, cmd *pulsarpb.CommandSubscribe, slot *c
 	}
 	create := createAllowed
 	if cmd.ForceTopicCreation != nil && !*cmd.ForceTopicCreation {
-		create = createNever
+		create = createListed
 	}
 	t, err := c.b.topic(ctx, name, create)
 	if err != nil {

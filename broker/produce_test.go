@@ -105,6 +105,12 @@ func TestPartitionedTopics(t *testing.T) {
 	if want := []string{topic + "-partition-0", topic + "-partition-1", topic + "-partition-2"}; !slices.Equal(got, want) {
 		t.Errorf("topics %v, want %v", got, want)
 	}
+	// Clients that subscribe to what is listed do not ask for it to be created.
+	never := false
+	c.subscribe(got[0], "s", sharedSub, 1, func(s *pulsarpb.CommandSubscribe) { s.ForceTopicCreation = &never })
+	c.write(subscribeCommand(topic+"-partition-3", "s", sharedSub, 2, c.id(), func(s *pulsarpb.CommandSubscribe) { s.ForceTopicCreation = &never }))
+	c.expectError(pulsarpb.ServerError_TopicNotFound)
+
 	missing := "public/nowhere"
 	c.write(&command{
 		Type:                 pulsarpb.BaseCommand_GET_TOPICS_OF_NAMESPACE.Enum(),

@@ -36,6 +36,7 @@ type creation int
 const (
 	createAllowed creation = iota // if allowAutoTopicCreation says so
 	createForced
+	createListed // only a partition that its partitioned topic has, and so is listed
 	createNever
 )
 
@@ -168,7 +169,7 @@ func (b *Broker) mayOpen(ctx context.Context, name protocol.TopicName, create cr
 			return fmt.Errorf("%s has %d partitions: %w", name.Base(), n, ErrTopicNotFound)
 		}
 	}
-	if create == createNever || create == createAllowed && !b.cfg.AllowAutoTopicCreation {
+	if create >= createListed || create == createAllowed && !b.cfg.AllowAutoTopicCreation {
 		return fmt.Errorf("%w: create it first, or set allowAutoTopicCreation=true", ErrTopicNotFound)
 	}
 	return nil
