@@ -84,7 +84,7 @@ func (g *Group) startInstance() (*instance, error) {
 		return nil, fmt.Errorf("start group %d: %w", g.id, err)
 	}
 	in.raft = r
-	in.verify = &verifier{raft: r, m: g.m}
+	in.verify = &verifier{confirm: in.confirm, m: g.m}
 	in.pipe = newPipeline(r, g.id, g.m, in.explain)
 	in.pipe.start()
 	in.loops.Go(in.lead)

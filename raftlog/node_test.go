@@ -1,6 +1,7 @@
 package raftlog
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -238,8 +239,39 @@ func TestReadBarrier(t *testing.T) {
 			c.stop(b, false)
 		}
 	}
+	time.Sleep(20 * time.Millisecond) // an answer from just before the stop still counts when it is read
 	if err := l.Group(1).ReadBarrier(t.Context()); err == nil {
 		t.Error("a leader without a quorum passed a read barrier")
+	}
+}
+
+func TestReadBarrierCountsVotersOnly(t *testing.T) {
+	c := newCluster(t)
+	// The lease must not be what saves a leader that lost its quorum.
+	c.timing.Heartbeat, c.timing.Election, c.timing.Lease = 4*time.Second, 4*time.Second, 4*time.Second
+	c.tune = func(name string, cfg *Config) {
+		if name == "d" {
+			cfg.Timing.Join = time.Hour // asked once: it stays a non-voter
+		}
+	}
+	c.startAll("a", "b", "c")
+	c.put(1, "x")
+	leader := c.leader(1)
+	c.start("d")
+	g := leader.Group(1)
+	eventually(t, "d is a non-voter", func() bool { return len(g.Status().Members) == 4 && g.Voters() == 3 })
+	if err := g.ReadBarrier(t.Context()); err != nil {
+		t.Errorf("with every voter there: %v", err)
+	}
+	for _, b := range c.live() {
+		if b != leader && b.name != "d" {
+			c.stop(b, false)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := g.ReadBarrier(ctx); err == nil {
+		t.Error("a leader without another voter confirmed itself with the answer of a non-voter")
 	}
 }
 

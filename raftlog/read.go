@@ -2,11 +2,15 @@ package raftlog
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/magnetar-io/magnetar/ledger"
 )
 
 // ReadBarrier returns once this node is the group's leader, was confirmed as
@@ -14,8 +18,8 @@ import (
 // committed before it. A read of the machine that follows is linearizable.
 //
 // It costs a round of heartbeats, shared by all callers that wait, and no log
-// write. The error is a *[NotLeaderError], one that wraps ledger.ErrUnavailable,
-// or ctx's.
+// write; while a member is joining, a shared log write instead. The error is a
+// *[NotLeaderError], one that wraps ledger.ErrUnavailable, or ctx's.
 func (g *Group) ReadBarrier(ctx context.Context) error {
 	g.m.barriers.Inc()
 	for {
@@ -90,8 +94,8 @@ func sleep(ctx context.Context, stop <-chan struct{}, d time.Duration) error {
 // takes part in the next round to begin, never in one under way: its answers may
 // be older than the reader's question.
 type verifier struct {
-	raft *raft.Raft
-	m    *groupMetrics
+	confirm func() error // asks a quorum whether this node leads
+	m       *groupMetrics
 
 	rounds sync.WaitGroup // run
 
@@ -143,7 +147,7 @@ func (v *verifier) run() {
 		}
 		v.mu.Unlock()
 		v.m.readRounds.Inc()
-		r.err = v.raft.VerifyLeader().Error()
+		r.err = v.confirm()
 		close(r.done)
 	}
 }
@@ -152,6 +156,29 @@ func (v *verifier) close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.closed = true
+}
+
+// confirm returns nil once a quorum took this node for the leader after the call
+// began.
+//
+// hashicorp/raft counts the answers of non-voters as well: a leader that is cut off
+// from the voters would be confirmed by a bookie that is joining. While there is a
+// non-voter, a log entry that is committed takes the heartbeats' place.
+func (in *instance) confirm() error {
+	if !in.hasNonVoter() {
+		if err := in.raft.VerifyLeader().Error(); err != nil || !in.hasNonVoter() {
+			return err
+		}
+	}
+	err := in.barrierNow(context.Background()) // ends with the instance, at the latest
+	if errors.Is(err, ledger.ErrUnknownOutcome) {
+		return raft.ErrLeadershipLost // whatever became of the entry, it is nobody's
+	}
+	return err
+}
+
+func (in *instance) hasNonVoter() bool {
+	return slices.ContainsFunc(in.servers(), func(s raft.Server) bool { return s.Suffrage != raft.Voter })
 }
 
 const (
