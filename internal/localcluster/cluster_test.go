@@ -280,6 +280,7 @@ func TestLinuxStartTime(t *testing.T) {
 		{"plain", "17 (bookie) S" + rest, "98765"},
 		{"blanks-and-brackets", "17 (a) (b c) R" + rest, "98765"},
 		{"zombie", "17 (bookie) Z" + rest, ""},
+		{"zombie-whose-threads-still-run", "17 (bookie) Z" + strings.Replace(rest, "20 0 1 0", "20 0 4 0", 1), "98765"},
 		{"short", "17 (bookie) S 1", ""},
 		{"empty", "", ""},
 	}

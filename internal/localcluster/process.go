@@ -192,11 +192,13 @@ func startTime(pid int) string {
 
 // linuxStartTime takes the start time, in ticks since boot, out of
 // /proc/PID/stat: the 22nd field, where the second is the program's name in
-// brackets, which may hold blanks and brackets itself. The state is the third.
+// brackets, which may hold blanks and brackets itself. The state is the third. Of
+// a killed process it may be that of an ended first thread while others, the 20th
+// field, still hold its ports.
 func linuxStartTime(stat string) string {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
-	const stateField, startField = 0, 19
-	if len(fields) <= startField || fields[stateField] == "Z" || fields[stateField] == "X" {
+	const stateField, threadsField, startField = 0, 17, 19
+	if len(fields) <= startField || fields[stateField] == "X" || fields[stateField] == "Z" && fields[threadsField] == "1" {
 		return ""
 	}
 	return fields[startField] + bootID()
