@@ -64,8 +64,8 @@ type Options struct {
 	BrokerSet   []string // further "key=value" for every broker
 	ProgressLog func(line string)
 
-	// EndWithParent kills the processes when the program that started them ends, where
-	// the system can do that (Linux). For tests.
+	// EndWithParent kills the processes when the program that started them ends; see
+	// [Guard].
 	EndWithParent bool
 }
 

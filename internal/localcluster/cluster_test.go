@@ -8,8 +8,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,6 +30,16 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	case "guarding":
+		pid, err := strconv.Atoi(os.Args[1])
+		if err == nil {
+			_, err = Guard(pid)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0) // without releasing
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -272,6 +284,60 @@ func TestRecycledPidIsLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantError(t, c.Kill(t.Context(), p), "bookie 1 is not running") // and this test lives
+}
+
+func TestGuard(t *testing.T) {
+	began := func() *exec.Cmd {
+		t.Helper()
+		cmd := exec.Command("sleep", "60")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	// Released, the guard leaves whoever has the id alone.
+	kept := began()
+	release, err := Guard(kept.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	if startTime(kept.Process.Pid) == "" {
+		t.Error("the released guard killed the process")
+	}
+	kept.Process.Kill()
+	kept.Wait()
+
+	// The guarding program dies: here, one that is this test binary under another name.
+	guarded := began()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent := filepath.Join(t.TempDir(), "guarding")
+	if err := os.Symlink(self, parent); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(parent, strconv.Itoa(guarded.Process.Pid)).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := guarded.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("the process ended with %v, want it killed", err)
+	}
+}
+
+func TestPortBasesDiffer(t *testing.T) {
+	seen := map[int]bool{}
+	for range 20 {
+		base, err := FreePortBase()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[base] {
+			t.Errorf("port base %d was given twice", base)
+		}
+		seen[base] = true
+	}
 }
 
 func TestLinuxStartTime(t *testing.T) {

@@ -46,11 +46,20 @@ func (c *Cluster) launch(p Process) error {
 	cmd := exec.Command(c.program(p.Role), c.arguments(p)...) //nolint:noctx,gosec // see above; our own programs
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Dir = c.dir
-	cmd.SysProcAttr = Attributes(c.endWithParent)
+	cmd.SysProcAttr = detached()
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.spoken(), err)
 	}
-	c.reapers.Go(func() { _ = cmd.Wait() }) // its end is seen through Pid; its exit code is in nobody's interest
+	release := func() {}
+	if c.endWithParent {
+		if release, err = Guard(cmd.Process.Pid); err != nil {
+			return errors.Join(err, cmd.Process.Kill(), cmd.Wait())
+		}
+	}
+	c.reapers.Go(func() {
+		_ = cmd.Wait() // its end is seen through Pid; its exit code is in nobody's interest
+		release()
+	})
 	record, err := json.Marshal(pidRecord{Pid: cmd.Process.Pid, Started: startTime(cmd.Process.Pid)})
 	if err == nil {
 		err = replaceFile(c.pidFile(p), append(record, '\n'))

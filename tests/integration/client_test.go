@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,8 +50,19 @@ func connectFor(t *testing.T, url string, operations time.Duration) pulsar.Clien
 
 // topicFor makes a topic name of the test's own, another one in each run of it.
 func topicFor(t *testing.T) string {
-	return fmt.Sprintf("persistent://public/default/%s-%p", strings.ReplaceAll(t.Name(), "/", "-"), t)
+	if name, ok := topics.Load(t); ok {
+		return name.(string)
+	}
+	name := fmt.Sprintf("persistent://public/default/%s-%d", strings.ReplaceAll(t.Name(), "/", "-"), topicCount.Add(1))
+	topics.Store(t, name)
+	t.Cleanup(func() { topics.Delete(t) })
+	return name
 }
+
+var (
+	topics     sync.Map // *testing.T to its topic's name
+	topicCount atomic.Int64
+)
 
 func produceTo(t *testing.T, client pulsar.Client, o pulsar.ProducerOptions) pulsar.Producer {
 	t.Helper()

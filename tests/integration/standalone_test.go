@@ -59,13 +59,17 @@ func launchStandalone(dir string, base int, settings ...string) (*standalone, er
 	defer out.Close()
 	s.cmd = exec.Command(filepath.Join(programs, "magnetar"), args...)
 	s.cmd.Stdout, s.cmd.Stderr = out, out
-	s.cmd.SysProcAttr = localcluster.Attributes(true)
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
+	}
+	release, err := localcluster.Guard(s.cmd.Process.Pid)
+	if err != nil {
+		return nil, errors.Join(err, s.cmd.Process.Kill(), s.cmd.Wait())
 	}
 	go func() {
 		defer close(s.done)
 		s.err = s.cmd.Wait()
+		release()
 	}()
 	return s, nil
 }
@@ -202,8 +206,11 @@ func get(url string) (int, string) {
 func TestStandaloneTellsWhatToDoNext(t *testing.T) {
 	s := start(t, filepath.Join(t.TempDir(), "data"))
 	for _, want := range []string{s.url, s.web, "magnetar produce", "magnetar consume"} {
-		if !strings.Contains(s.output(), want) {
-			t.Errorf("the output of the start lacks %q:\n%s", want, s.output())
+		// It says so right after it is ready.
+		for end := time.Now().Add(startLimit); !strings.Contains(s.output(), want); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("the output of the start lacks %q:\n%s", want, s.output())
+			}
 		}
 	}
 	s.stop(t)
