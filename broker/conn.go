@@ -129,6 +129,7 @@ func (c *conn) read() error {
 			return err
 		}
 		if !before && c.connected {
+			c.b.connecting.Add(-1)
 			if err := c.nc.SetReadDeadline(time.Time{}); err != nil {
 				return err
 			}
@@ -136,7 +137,6 @@ func (c *conn) read() error {
 				return context.Cause(c.ctx)
 			}
 			limit = c.b.cfg.MaxMessageSize + protocol.FramePadding
-			c.b.connecting.Add(-1)
 			c.startKeepAlive()
 		}
 		if err := c.waitForReplies(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -142,6 +143,34 @@ func TestTooManyThatDoNotIntroduceThemselves(t *testing.T) {
 	c.works()
 	if got := n.connecting.Load(); got != 0 {
 		t.Errorf("%d are counted as connecting, want 0", got)
+	}
+}
+
+// cutAfterConnect is a connection whose peer resets it while it is being greeted.
+type cutAfterConnect struct{ net.Conn }
+
+func (c cutAfterConnect) SetReadDeadline(t time.Time) error {
+	if t.IsZero() {
+		return net.ErrClosed
+	}
+	return c.Conn.SetReadDeadline(t)
+}
+
+// One that goes right after it introduced itself is not counted for ever among
+// those that have not.
+func TestGoneRightAfterConnect(t *testing.T) {
+	n := newNode(t)
+	ours, theirs := net.Pipe()
+	defer func() { _ = theirs.Close() }()
+	go func() { _, _ = io.Copy(io.Discard, theirs) }()
+	n.accept(cutAfterConnect{ours})
+	server := n.only()
+	if _, err := theirs.Write(protocol.AppendFrame(nil, connectCommand(20))); err != nil {
+		t.Fatal(err)
+	}
+	<-server.done
+	if got := n.connecting.Load(); got != 0 {
+		t.Errorf("%d connections count as not introduced, want 0", got)
 	}
 }
 
