@@ -250,10 +250,10 @@ func (l *lane) answerLocked(a *bookiepb.AppendAnswer) error {
 func (l *lane) abandonAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ended = true
 	for _, w := range l.writers {
 		w.abandonLocked()
 	}
+	l.ended = true
 }
 
 // watchdog ends a stream that owes answers and gives none for answerTimeout. It

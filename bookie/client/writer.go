@@ -178,6 +178,10 @@ func (w *Writer) deliverLocked() {
 		return
 	}
 	w.delivering = true
+	if w.lane.ended {
+		go w.deliver() // refusals of a closed client, whose Close waits or has waited already
+		return
+	}
 	w.client.running.Go(w.deliver)
 }
 
