@@ -33,7 +33,7 @@ it was.`,
 		},
 	}
 	settings.AddTo(cmd)
-	cmd.Flags().StringVar(&dir, "dir", "", `where the data is kept: the key journalDirectory (default "data")`)
+	cmd.Flags().StringVar(&dir, "dir", "", `where the data is kept: the key journalDirectory (default "data/standalone")`)
 	return cmd
 }
 

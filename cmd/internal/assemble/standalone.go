@@ -27,7 +27,7 @@ func (c *StandaloneConfig) Keys() *config.Set {
 	s.Default("bookies", "")
 	s.Default("bookiePort", "0")
 	s.Default("expectedBookies", "1")
-	s.Default("journalDirectory", "data")
+	s.Default("journalDirectory", "data/standalone") // beside data/cluster, not around it
 	return s
 }
 
