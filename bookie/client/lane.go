@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -75,7 +76,7 @@ func (l *lane) listLocked(w *Writer) {
 
 // run opens a stream whenever there is something to send, until ctx ends.
 func (l *lane) run(ctx context.Context) {
-	wait := minBackoff
+	wait, first := minBackoff, true
 	for {
 		select {
 		case <-l.wake:
@@ -87,10 +88,12 @@ func (l *lane) run(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			l.client.log.Info("append stream ended; unanswered appends are sent again", "group", l.group, "err", err)
-			if l.hasStored() {
-				wait = minBackoff
+			level := slog.LevelDebug // one line for an outage, not one for each attempt in it
+			if l.hasStored() || first {
+				wait, level = minBackoff, slog.LevelInfo
 			}
+			first = false
+			l.client.log.Log(ctx, level, "append stream ended; unanswered appends are sent again", "group", l.group, "err", err)
 			sleep(ctx, &wait)
 		}
 	}
