@@ -2,7 +2,7 @@ package broker
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -63,7 +63,7 @@ func TestProducerIsNotOpenAfterItWasClosed(t *testing.T) {
 	defer opening.Wait()
 	opening.Go(func() {
 		for id := uint64(1); id <= count; id++ {
-			p := &producer{id: id, name: fmt.Sprint(id), topic: topic, conn: server}
+			p := &producer{id: id, name: strconv.FormatUint(id, 10), topic: topic, conn: server}
 			slot := &producerSlot{}
 			server.mu.Lock()
 			server.producers[id] = slot
@@ -90,6 +90,8 @@ func TestProducerIsNotOpenAfterItWasClosed(t *testing.T) {
 			if id := f.Command.GetProducerSuccess().GetRequestId(); closed[id] {
 				t.Errorf("producer %d is open after it was closed", id)
 			}
+		default:
+			t.Fatalf("unexpected %v", f.Command.GetType())
 		}
 	}
 }

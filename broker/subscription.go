@@ -421,7 +421,7 @@ func (s *subscription) seek(ctx context.Context, c *consumer, move func(context.
 		s.movers.Go(func() {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
-			defer context.AfterFunc(s.ctx, cancel)()
+			defer context.AfterFunc(s.ctx, cancel)() //nolint:contextcheck // the loop's end cuts the seek short
 			err := move(ctx)
 			if !s.box.post(func() { s.seeked(err, done) }) {
 				done(fmt.Errorf("seek on subscription %q of %s: %w", s.name, s.topic, ErrClosed))

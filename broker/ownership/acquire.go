@@ -59,7 +59,7 @@ func (s *Service) elsewhere(ctx context.Context, b BrokerInfo) (Answer, error) {
 // knows, or else whom to send.
 func (s *Service) candidate(bundle string) (BrokerInfo, error) {
 	_, sessionErr := s.validSession()
-	owner, _, owned := s.owners.get(ownerKey(bundle))
+	owner, owned := s.owners.get(ownerKey(bundle))
 	switch {
 	case owned && owner.ID != s.self.ID:
 		return owner, nil

@@ -34,11 +34,11 @@ func newCache(prefix string, changed func(context.Context, string, metadata.Leas
 }
 
 // get returns what the cache holds for key.
-func (c *cache) get(key string) (BrokerInfo, metadata.LeaseID, bool) {
+func (c *cache) get(key string) (BrokerInfo, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v, ok := c.current[key]
-	return v.broker, v.lease, ok
+	return v.broker, ok
 }
 
 // all returns every record, by id.

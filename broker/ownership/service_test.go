@@ -441,7 +441,7 @@ func TestLostAnswerIsAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the watch tells of the key", func() bool {
-		_, _, ok := s.owners.get(ownerKey(bundle))
+		_, ok := s.owners.get(ownerKey(bundle))
 		return ok
 	})
 	a, err := s.Lookup(t.Context(), topic(t, myTopic))
@@ -475,7 +475,7 @@ func TestOwnKeyOfLostSessionSendsNobodyAway(t *testing.T) {
 	}
 	for _, b := range []*Service{s, other} {
 		eventually(t, b.self.ID+" sees the key", func() bool {
-			_, _, ok := b.owners.get(ownerKey(bundle))
+			_, ok := b.owners.get(ownerKey(bundle))
 			return ok
 		})
 	}
