@@ -20,6 +20,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// logStore is the kind of log that the tests of this package run on.
+func logStore() LogStore { return LogStore(os.Getenv("RAFTLOG_STORE")) }
+
 func testTiming() Timing {
 	return Timing{
 		Heartbeat: 250 * time.Millisecond, Election: 250 * time.Millisecond, Lease: 200 * time.Millisecond, Commit: 20 * time.Millisecond,
@@ -135,6 +138,7 @@ func (c *cluster) open(name string) (*bookie, error) {
 	seeds := slices.Clone(c.seeds)
 	c.mu.Unlock()
 	cfg := Config{
+		LogStore: logStore(), segmentBytes: 1 << 20,
 		Dir: c.dirOf(name), Cluster: c.name, Name: name, Advertised: l.Addr().String(), Bookies: seeds, ExpectedBookies: 3, Timing: c.timing,
 		Log: slog.New(slog.NewTextHandler(c.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("bookie", name),
 		Machine: func(g GroupID, _ Identity) (Machine, error) {

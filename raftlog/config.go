@@ -38,6 +38,10 @@ type Config struct {
 	// short timers; see [DefaultTiming].
 	ExpectedBookies int
 
+	// LogStore selects where the groups' logs are. A directory keeps the kind that
+	// it was first opened with. "" means BoltDB.
+	LogStore LogStore
+
 	// Timing is for tests and unusual networks. The zero value means
 	// DefaultTiming(ExpectedBookies).
 	Timing Timing
@@ -59,11 +63,22 @@ type Config struct {
 	// part any more until Close. nil: panic.
 	Fatal func(error)
 
+	// segmentBytes lets a test have small segments; 0 = the default.
+	segmentBytes int64
 	// wrapStore lets a test fail a group's log.
 	wrapStore func(GroupID, backend) backend
 	// staged lets a test stop between staging a stream and installing it.
 	staged func(GroupID) error
 }
+
+// LogStore is a kind of log. Term and vote are in a raft-boltdb file per group
+// with either.
+type LogStore string
+
+const (
+	BoltDB  LogStore = "boltdb"  // a raft-boltdb file per group
+	Journal LogStore = "journal" // one segment log for all groups; see package journal
+)
 
 // Timing is every duration and threshold of a Node that a test may want small.
 type Timing struct {
@@ -121,6 +136,13 @@ func (c *Config) validate() error {
 	}
 	if c.Log == nil || c.Machine == nil {
 		bad("raftlog: Log and Machine must be set")
+	}
+	switch c.LogStore {
+	case "":
+		c.LogStore = BoltDB
+	case BoltDB, Journal:
+	default:
+		bad("log store is %q: want %q or %q", c.LogStore, BoltDB, Journal)
 	}
 	if c.Timing == (Timing{}) {
 		c.Timing = DefaultTiming(c.ExpectedBookies)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -73,7 +74,7 @@ func openGroup(n *Node, id GroupID, fresh, founder bool) (_ *Group, err error) {
 		}
 	}()
 	dir := groupDir(n.cfg.Dir, id)
-	b, err := openLog(dir, fresh)
+	b, err := n.openLog(id, dir, fresh)
 	if err != nil {
 		return nil, err
 	}
@@ -81,6 +82,9 @@ func openGroup(n *Node, id GroupID, fresh, founder bool) (_ *Group, err error) {
 		b = n.cfg.wrapStore(id, b)
 	}
 	g.store = newGuardedStore(b, n.cfg.Timing.StoreHang, g.m, g.fatal)
+	if n.cfg.LogStore == Journal {
+		g.store.chunk = math.MaxInt64
+	}
 	if founder {
 		if err := bootstrap(g.store, raft.Server{ID: raft.ServerID(n.identity.Node()), Address: raft.ServerAddress(raftAddress(n.identity.Node(), n.cfg.Advertised))}); err != nil {
 			return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -15,10 +16,13 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/magnetar-io/magnetar/internal/handshake"
+	"github.com/magnetar-io/magnetar/internal/vfs"
+	"github.com/magnetar-io/magnetar/raftlog/journal"
 )
 
 const (
-	logFile = "raft.db"
+	logFile    = "raft.db"
+	journalDir = "journal"
 
 	// handOverTimeout bounds how long Close tries to give its leaderships away.
 	handOverTimeout = 3 * time.Second
@@ -33,7 +37,8 @@ type Node struct {
 	known    atomic.Pointer[handshake.Self]
 	lock     *os.File
 	mux      *handshake.Mux
-	groups   []*Group // by id; final once Open returned
+	journal  *journal.Journal // nil with LogStore BoltDB
+	groups   []*Group         // by id; final once Open returned
 	pauses   *pauses
 
 	cancel    context.CancelFunc // ends background
@@ -104,6 +109,9 @@ func Open(ctx context.Context, cfg Config, l net.Listener) (_ *Node, err error) 
 // openGroups opens every group's files. A directory that is not ready yet gets
 // them made; from then on a missing one is damage.
 func (n *Node) openGroups(rec identityRecord) error {
+	if err := n.openJournal(rec.Ready); err != nil {
+		return err
+	}
 	for id := range GroupID(rec.Groups + 1) {
 		g, err := openGroup(n, id, !rec.Ready, rec.Founder && !rec.Ready)
 		if err != nil {
@@ -200,6 +208,11 @@ func (n *Node) shut() error {
 	}
 	n.notifiers.Wait()
 	err := n.mux.Close()
+	if n.journal != nil {
+		if jerr := n.journal.Close(); jerr != nil {
+			n.log.Error("journal not closed cleanly", "err", jerr)
+		}
+	}
 	if n.known.Load() != nil { // Serve was started
 		err = errors.Join(err, <-n.serving)
 	}
@@ -228,8 +241,49 @@ func (n *Node) handOver(ctx context.Context) {
 	all.Wait()
 }
 
-// openLog opens a group's log file. Only a fresh directory may lack it.
-func openLog(dir string, fresh bool) (backend, error) {
+// openJournal opens the journal, if the logs are to be there. A directory whose
+// logs are of the other kind is refused; ready says that it has logs.
+func (n *Node) openJournal(ready bool) error {
+	dir := filepath.Join(n.cfg.Dir, journalDir)
+	there, err := journal.Exists(vfs.OS, dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	const instead = "or empty the bookie's directory and let it rejoin as a new one"
+	switch {
+	case n.cfg.LogStore == BoltDB && there:
+		return fmt.Errorf("directory %s was written with raftLogStore=%s, but this is raftLogStore=%s: set it back, %s", n.cfg.Dir, Journal, BoltDB, instead)
+	case n.cfg.LogStore == BoltDB:
+		return nil
+	case ready && !there:
+		return fmt.Errorf("directory %s has no journal: it was written with raftLogStore=%s, or its journal is gone: set raftLogStore back if so, %s", n.cfg.Dir, BoltDB, instead)
+	}
+	n.journal, err = journal.Open(dir, journal.Options{
+		SegmentBytes: n.cfg.segmentBytes, Log: n.log, Registerer: n.cfg.Registerer, Failed: n.cfg.Fatal,
+	})
+	if err != nil {
+		return err
+	}
+	return syncDir(n.cfg.Dir)
+}
+
+// openLog opens a group's log, and its term and vote.
+func (n *Node) openLog(id GroupID, dir string, fresh bool) (backend, error) {
+	file, err := openLogFile(dir, fresh)
+	if err != nil || n.journal == nil {
+		return file, err
+	}
+	switch last, err := file.LastIndex(); {
+	case err != nil:
+		return nil, errors.Join(err, file.Close())
+	case last != 0:
+		return nil, errors.Join(fmt.Errorf("%s holds log entries: the directory was written with raftLogStore=%s: set it back, or empty the bookie's directory and let it rejoin as a new one", filepath.Join(dir, logFile), BoltDB), file.Close())
+	}
+	return &journalBackend{Log: n.journal.Group(journal.Group(id)), StableStore: file, file: file}, nil
+}
+
+// openLogFile opens a group's raft-boltdb file. Only a fresh directory may lack it.
+func openLogFile(dir string, fresh bool) (backend, error) {
 	path := filepath.Join(dir, logFile)
 	if fresh {
 		if err := os.MkdirAll(dir, dirMode); err != nil {

@@ -9,6 +9,8 @@ import (
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
+
+	"github.com/magnetar-io/magnetar/raftlog/journal"
 )
 
 // backend is where a group's log, term and vote rest.
@@ -18,13 +20,24 @@ type backend interface {
 	Close() error
 }
 
+// journalBackend keeps the log in the bookie's journal, term and vote in a file of
+// the group's own.
+type journalBackend struct {
+	*journal.Log
+	raft.StableStore
+	file backend // where term and vote are
+}
+
+// Close closes the file. The journal is the Node's.
+func (b *journalBackend) Close() error { return b.file.Close() }
+
 // logMapBytes is the address space that a log file starts with; growing it
 // blocks readers for a moment.
 const logMapBytes = 64 << 20
 
-// deleteChunk bounds how many entries one transaction deletes, so that a cut of
-// the log never holds an append up for long.
-const deleteChunk = 512
+// boltDeleteChunk bounds how many entries one transaction deletes, so that a cut
+// of the log never holds an append up for long. The journal cuts in one record.
+const boltDeleteChunk = 512
 
 // slowestDisk is what a disk writes at least, in bytes a second, that works.
 const slowestDisk = 4 << 20
@@ -53,12 +66,17 @@ func openBolt(path string) (backend, error) {
 // after one, while the disk may hold more or less than raft believes, and it
 // panics where a term cannot be saved. Instead Config.Fatal is called, and if
 // that returns, the write waits until the group closes.
+//
+// It does not pass on that the journal is monotonic. raft would empty the log
+// after every installed stream, also where it goes on behind the stream's index
+// with entries that this member acknowledged; alignLog leaves no gap either way.
 type guardedStore struct {
 	b     backend
 	cache logCache
 	m     *groupMetrics
 	hang  time.Duration
 	fatal func(error)
+	chunk uint64 // entries that one cut of the front may take
 
 	once     sync.Once     // fatal is called once
 	failed   chan struct{} // closed by the first failure
@@ -68,7 +86,7 @@ type guardedStore struct {
 
 func newGuardedStore(b backend, hang time.Duration, m *groupMetrics, fatal func(error)) *guardedStore {
 	return &guardedStore{
-		b: b, cache: logCache{limit: logCacheBytes}, m: m, hang: hang, fatal: fatal,
+		b: b, chunk: boltDeleteChunk, cache: logCache{limit: logCacheBytes}, m: m, hang: hang, fatal: fatal,
 		failed: make(chan struct{}), released: make(chan struct{}),
 	}
 }
@@ -233,7 +251,7 @@ func (s *guardedStore) cutOnce(low, high uint64) (more bool, err error) {
 		return false, err
 	}
 	end := min(high, last)
-	piece := min(first+deleteChunk-1, end)
+	piece := min(first+s.chunk-1, end)
 	return piece < end, s.b.DeleteRange(first, piece)
 }
 

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 )
 
 // ErrInjected is what a fault that was asked for returns.
@@ -68,7 +69,8 @@ func (m *Mem) FailWrite(n int) {
 	m.failWrite = m.writes + n
 }
 
-// SetFree sets what Free reports, in bytes. It does not limit writes.
+// SetFree sets what Free reports and Preallocate may take, in bytes. It does not
+// limit writes.
 func (m *Mem) SetFree(n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -101,15 +103,26 @@ func (m *Mem) Crash(rng *rand.Rand) *Mem {
 	}
 	for _, dir := range slices.Sorted(maps.Keys(m.dirs)) {
 		d, left := m.dirs[dir], newMemDir()
+		before, moved := map[*memNode]bool{}, map[*memNode]bool{}
 		for _, name := range slices.Sorted(maps.Keys(d.synced)) {
-			if d.now[name] != d.synced[name] && keep() {
-				continue // the removal reached the disk
+			n := d.synced[name]
+			before[n] = true
+			if d.now[name] != n && keep() {
+				moved[n] = true
+				continue // the removal, or the new name, reached the disk
 			}
-			left.now[name] = survivor(d.synced[name])
+			left.now[name] = survivor(n)
 		}
 		for _, name := range slices.Sorted(maps.Keys(d.now)) {
-			if d.synced[name] != d.now[name] && keep() {
-				left.now[name] = survivor(d.now[name])
+			n := d.now[name]
+			switch {
+			case d.synced[name] == n:
+			case before[n]: // a new name of an old file: one of the two is left
+				if moved[n] {
+					left.now[name] = survivor(n)
+				}
+			case keep():
+				left.now[name] = survivor(n)
 			}
 		}
 		maps.Copy(left.synced, left.now)
@@ -172,6 +185,40 @@ func (m *Mem) Open(name string) (File, error) {
 		return nil, err
 	}
 	return &memFile{fs: m, node: n, name: name, readOnly: true}, nil
+}
+
+// OpenWrite implements [FS].
+func (m *Mem) OpenWrite(name string) (File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n, err := m.find("open", name)
+	if err != nil {
+		return nil, err
+	}
+	return &memFile{fs: m, node: n, name: name}, nil
+}
+
+// Rename implements [FS].
+func (m *Mem) Rename(from, to string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n, err := m.find("rename", from)
+	if err != nil {
+		return err
+	}
+	d, old, _ := m.dir("rename", from)
+	into, base, err := m.dir("rename", to)
+	switch {
+	case err != nil:
+		return err
+	case into != d:
+		return &fs.PathError{Op: "rename", Path: to, Err: fs.ErrInvalid}
+	case d.now[base] != nil:
+		return &fs.PathError{Op: "rename", Path: to, Err: fs.ErrExist}
+	}
+	delete(d.now, old)
+	d.now[base] = n
+	return nil
 }
 
 // Remove implements [FS].
@@ -328,6 +375,23 @@ func (f *memFile) Sync() error {
 		f.node.synced = writeAt(f.node.synced, w.data, w.offset)
 	}
 	f.node.pending = nil
+	return nil
+}
+
+func (f *memFile) Preallocate(size int64) error {
+	f.fs.mu.Lock()
+	defer f.fs.mu.Unlock()
+	more := size - int64(len(f.node.data))
+	switch {
+	case f.closed:
+		return &fs.PathError{Op: "fallocate", Path: f.name, Err: fs.ErrClosed}
+	case more <= 0:
+		return nil
+	case more > f.fs.free:
+		return &fs.PathError{Op: "fallocate", Path: f.name, Err: syscall.ENOSPC}
+	}
+	f.node.data = append(f.node.data, make([]byte, more)...)
+	f.node.pending = append(f.node.pending, memWrite{size, nil})
 	return nil
 }
 

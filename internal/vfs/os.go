@@ -33,6 +33,21 @@ func (osFS) Open(name string) (File, error) {
 	return osFile{f}, nil
 }
 
+func (osFS) OpenWrite(name string) (File, error) {
+	f, err := os.OpenFile(name, os.O_RDWR, fileMode)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
+}
+
+func (osFS) Rename(from, to string) error {
+	if _, err := os.Lstat(to); err == nil {
+		return &os.LinkError{Op: "rename", Old: from, New: to, Err: os.ErrExist}
+	}
+	return os.Rename(from, to)
+}
+
 func (osFS) Remove(name string) error { return os.Remove(name) }
 
 func (osFS) List(dir string) ([]string, error) {
@@ -67,10 +82,21 @@ type osFile struct{ *os.File }
 // as the time of the last change.
 func (f osFile) Sync() error { return datasync(f.File) }
 
+func (f osFile) Preallocate(size int64) error { return preallocate(f.File, size) }
+
 func (f osFile) Size() (int64, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return 0, err
 	}
 	return info.Size(), nil
+}
+
+// extend makes f at least size bytes long, without space behind it.
+func extend(f *os.File, size int64) error {
+	info, err := f.Stat()
+	if err != nil || info.Size() >= size {
+		return err
+	}
+	return f.Truncate(size)
 }

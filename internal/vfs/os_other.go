@@ -5,3 +5,5 @@ package vfs
 import "os"
 
 func datasync(f *os.File) error { return f.Sync() }
+
+func preallocate(f *os.File, size int64) error { return extend(f, size) }

@@ -15,6 +15,13 @@ type FS interface {
 	// when there is none.
 	Open(name string) (File, error)
 
+	// OpenWrite opens an existing file for reading and writing, otherwise as Open.
+	OpenWrite(name string) (File, error)
+
+	// Rename gives a file another name in the same folder, which must not be
+	// taken. A crash before SyncDir leaves one of the two names.
+	Rename(from, to string) error
+
 	// Remove deletes a file. Handles that are open stay readable.
 	Remove(name string) error
 
@@ -38,6 +45,11 @@ type File interface {
 
 	// Sync makes everything written so far durable, including the file's size.
 	Sync() error
+
+	// Preallocate makes the file at least size bytes long and reserves the space,
+	// where the system can. What was not written before reads as zeros. An error
+	// that wraps syscall.ENOSPC changes nothing.
+	Preallocate(size int64) error
 
 	// Size returns the length in bytes.
 	Size() (int64, error)

@@ -70,8 +70,8 @@ func (c *BookieConfig) registerShared(s *config.Set) {
 	s.Section("Storage")
 	s.String(&c.JournalDirectory, "journalDirectory", "data/bookie",
 		"Directory with everything that this bookie keeps. It belongs to one bookie of one cluster.")
-	s.Choice(&c.RaftLogStore, "raftLogStore", "boltdb", []string{"boltdb"},
-		"Where the Raft groups keep their logs.")
+	s.Choice(&c.RaftLogStore, "raftLogStore", string(raftlog.BoltDB), []string{string(raftlog.BoltDB), string(raftlog.Journal)},
+		"Where the Raft groups keep their logs: boltdb = a file for each, journal = one segment log that all share. A directory keeps the kind that it was first started with.")
 	s.Int(&c.DiskReserveMB, "diskReserveMB", bookie.DefaultDiskReserveBytes>>20, 0, 1<<20,
 		"Megabytes of free disk space below which new entries are refused, so that logs and indexes can still be written.")
 }
@@ -144,7 +144,8 @@ func (b *Bookie) start(ctx context.Context, c BookieConfig, reg *prometheus.Regi
 	b.node, err = raftlog.Open(ctx, raftlog.Config{
 		Dir: c.JournalDirectory, Cluster: c.ClusterName, Name: c.BookieID, Advertised: b.address,
 		Bookies: c.Bookies, ExpectedBookies: c.ExpectedBookies,
-		Log: b.log, Registerer: reg,
+		LogStore: raftlog.LogStore(c.RaftLogStore),
+		Log:      b.log, Registerer: reg,
 		Machine: disk.machine, JoinVia: joinVia(b.log), Fatal: Fatal(b.log),
 	}, listener)
 	if err != nil {
