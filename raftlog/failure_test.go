@@ -17,6 +17,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/magnetar-io/magnetar/ledger"
+	"github.com/magnetar-io/magnetar/raftlog/journal"
 )
 
 // faultyStore fails or delays appends on demand.
@@ -271,11 +272,7 @@ func TestSnapshotOverAConflictingTail(t *testing.T) {
 		c.snapshot(b, 1)
 	}
 	// Give the victim a long tail of an old term that was never committed.
-	path := filepath.Join(groupDir(c.dirOf(victim.name), 1), logFile)
-	s, err := openBolt(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, closeLog := c.openLog(victim.name, 1)
 	last, err := s.LastIndex()
 	if err != nil {
 		t.Fatal(err)
@@ -285,7 +282,7 @@ func TestSnapshotOverAConflictingTail(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.Close(); err != nil {
+	if err := closeLog(); err != nil {
 		t.Fatal(err)
 	}
 	b := c.start(victim.name)
@@ -294,6 +291,193 @@ func TestSnapshotOverAConflictingTail(t *testing.T) {
 	c.awaitList(1, want)
 	if b.machines[1].installs == 0 {
 		t.Error("the state came without a stream; the test shows nothing")
+	}
+}
+
+// openLog opens a group's log while its node does not run.
+func (c *cluster) openLog(name string, g GroupID) (raft.LogStore, func() error) {
+	c.t.Helper()
+	if logStore() == Journal {
+		j, err := journal.Open(filepath.Join(c.dirOf(name), journalDir), journal.Options{SegmentBytes: 1 << 20})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		return j.Group(journal.Group(g)), j.Close
+	}
+	b, err := openBolt(filepath.Join(groupDir(c.dirOf(name), g), logFile))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return b, b.Close
+}
+
+// A directory keeps the kind of log that it was made with.
+func TestOtherKindOfLogIsRefused(t *testing.T) {
+	for _, kinds := range [][2]LogStore{{BoltDB, Journal}, {Journal, BoltDB}} {
+		t.Run(string(kinds[0]), func(t *testing.T) {
+			c := newCluster(t)
+			c.tune = func(_ string, cfg *Config) { cfg.LogStore = kinds[0] }
+			c.startAll("a")
+			c.put(1, "x")
+			c.stop(c.leader(1), false)
+			c.tune = func(_ string, cfg *Config) { cfg.LogStore = kinds[1] }
+			if _, err := c.open("a"); err == nil || !strings.Contains(err.Error(), "raftLogStore="+string(kinds[0])) || !strings.Contains(err.Error(), "set ") {
+				t.Fatalf("Open = %v, want a refusal that says what to do", err)
+			}
+			c.tune = func(_ string, cfg *Config) { cfg.LogStore = kinds[0] }
+			c.start("a")
+			c.awaitList(1, []string{"x"})
+		})
+	}
+}
+
+// Both kinds keep the contract of raft.LogStore that this package relies on.
+func TestLogStoreContract(t *testing.T) {
+	for _, kind := range []LogStore{BoltDB, Journal} {
+		t.Run(string(kind), func(t *testing.T) {
+			dir := t.TempDir()
+			open := func() (raft.LogStore, func()) {
+				var s raft.LogStore
+				var end func() error
+				if kind == Journal {
+					j, err := journal.Open(dir, journal.Options{SegmentBytes: 64 << 10})
+					if err != nil {
+						t.Fatal(err)
+					}
+					s, end = j.Group(1), j.Close
+				} else {
+					b, err := openBolt(filepath.Join(dir, logFile))
+					if err != nil {
+						t.Fatal(err)
+					}
+					s, end = b, b.Close
+				}
+				return s, func() {
+					if err := end(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			s, end := open()
+			check := func(step string, first, last uint64, terms ...uint64) {
+				t.Helper()
+				for range 2 { // the same after another opening
+					f, err1 := s.FirstIndex()
+					l, err2 := s.LastIndex()
+					if f != first || l != last || err1 != nil || err2 != nil {
+						t.Fatalf("%s: log is %d to %d (%v, %v), want %d to %d", step, f, l, err1, err2, first, last)
+					}
+					for i, term := range terms {
+						var e raft.Log
+						want := raft.Log{Index: first + uint64(i), Term: term, Type: raft.LogCommand, Data: fmt.Appendf(nil, "%d/%d", first+uint64(i), term), Extensions: []byte("ext"), AppendedAt: time.Unix(1700000000, 7)}
+						err := s.GetLog(want.Index, &e)
+						if err != nil || e.Index != want.Index || e.Term != term || e.Type != want.Type || string(e.Data) != string(want.Data) || string(e.Extensions) != "ext" || !e.AppendedAt.Equal(want.AppendedAt) {
+							t.Fatalf("%s: entry is %+v, %v, want %+v", step, e, err, want)
+						}
+					}
+					for _, i := range []uint64{first - 1, last + 1} {
+						if err := s.GetLog(i, new(raft.Log)); !errors.Is(err, raft.ErrLogNotFound) {
+							t.Fatalf("%s: entry %d: %v, want ErrLogNotFound", step, i, err)
+						}
+					}
+					end()
+					s, end = open()
+				}
+			}
+			store := func(from, to, term uint64) {
+				t.Helper()
+				var logs []*raft.Log
+				for i := from; i <= to; i++ {
+					logs = append(logs, &raft.Log{Index: i, Term: term, Type: raft.LogCommand, Data: fmt.Appendf(nil, "%d/%d", i, term), Extensions: []byte("ext"), AppendedAt: time.Unix(1700000000, 7)})
+				}
+				if err := s.StoreLogs(logs); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cut := func(low, high uint64) {
+				t.Helper()
+				if err := s.DeleteRange(low, high); err != nil {
+					t.Fatal(err)
+				}
+			}
+			check("empty", 0, 0)
+			store(1, 6, 1)
+			check("stored", 1, 6, 1, 1, 1, 1, 1, 1)
+			cut(5, 6)
+			check("suffix cut", 1, 4, 1, 1, 1, 1)
+			store(5, 7, 2)
+			check("appended", 1, 7, 1, 1, 1, 1, 2, 2, 2)
+			store(7, 8, 3) // over its last entry, as after an append that failed
+			check("appended again", 1, 8, 1, 1, 1, 1, 2, 2, 3, 3)
+			cut(1, 3)
+			check("prefix cut", 4, 8, 1, 2, 2, 3, 3)
+			cut(4, 8)
+			check("emptied", 0, 0)
+			store(100, 101, 4) // after an installed state
+			check("begun elsewhere", 100, 101, 4, 4)
+			end()
+		})
+	}
+}
+
+func benchmarkStore(b *testing.B, kind LogStore, groups, batch int) {
+	dir := b.TempDir()
+	var stores []raft.LogStore
+	if kind == Journal {
+		j, err := journal.Open(dir, journal.Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer j.Close()
+		for g := range groups {
+			stores = append(stores, j.Group(journal.Group(g)))
+		}
+	} else {
+		for g := range groups {
+			s, err := openBolt(filepath.Join(dir, fmt.Sprint(g)))
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer s.Close()
+			stores = append(stores, s)
+		}
+	}
+	data := make([]byte, 1024)
+	b.SetBytes(int64(groups * batch * len(data)))
+	b.ReportAllocs()
+	b.ResetTimer()
+	var all sync.WaitGroup
+	for _, s := range stores {
+		all.Go(func() {
+			logs := make([]*raft.Log, batch)
+			for n := range b.N {
+				for i := range logs {
+					logs[i] = &raft.Log{Index: uint64(n*batch + i + 1), Term: 1, Data: data}
+				}
+				if err := s.StoreLogs(logs); err != nil {
+					b.Error(err)
+					return
+				}
+				if n%100 == 99 {
+					if err := s.DeleteRange(1, uint64((n-50)*batch)); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// BenchmarkStoreLogs: one operation is one batch in each group.
+func BenchmarkStoreLogs(b *testing.B) {
+	for _, groups := range []int{1, 4} {
+		for _, batch := range []int{1, 64} {
+			for _, kind := range []LogStore{BoltDB, Journal} {
+				b.Run(fmt.Sprintf("groups=%d/batch=%d/%s", groups, batch, kind), func(b *testing.B) { benchmarkStore(b, kind, groups, batch) })
+			}
+		}
 	}
 }
 
@@ -340,10 +524,7 @@ func TestLogThatLostItsEndIsFatal(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.stop(b, false)
-	s, err := openBolt(filepath.Join(groupDir(c.dirOf("a"), 1), logFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, closeLog := c.openLog("a", 1)
 	last, err := s.LastIndex()
 	if err != nil {
 		t.Fatal(err)
@@ -351,7 +532,7 @@ func TestLogThatLostItsEndIsFatal(t *testing.T) {
 	if err := s.DeleteRange(last-8, last); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); err != nil {
+	if err := closeLog(); err != nil {
 		t.Fatal(err)
 	}
 	b = c.start("a")

@@ -31,11 +31,11 @@ type model struct {
 func (m *model) last() uint64 { return m.first + uint64(len(m.logs)) - 1 }
 
 func (m model) clone() model {
-	m.logs = bytes2(m.logs)
+	m.logs = cloneLogs(m.logs)
 	return m
 }
 
-func bytes2(l []raft.Log) []raft.Log { return append([]raft.Log(nil), l...) }
+func cloneLogs(l []raft.Log) []raft.Log { return append([]raft.Log(nil), l...) }
 
 func (m *model) store(logs []*raft.Log) {
 	if len(m.logs) > 0 && logs[0].Index <= m.last() {
@@ -55,7 +55,7 @@ func (m *model) cut(low, high uint64) {
 	case low <= m.first && high >= m.last():
 		m.logs = nil
 	case low <= m.first:
-		m.logs = bytes2(m.logs[high+1-m.first:])
+		m.logs = cloneLogs(m.logs[high+1-m.first:])
 		m.first = high + 1
 	default:
 		m.logs = m.logs[:low-m.first]
@@ -210,7 +210,7 @@ func crashLife(t *testing.T, rng *rand.Rand, seed uint64, mem *vfs.Mem, j *Journ
 			}
 			running = append(running, randomChange(rng, j, g, &models[g]))
 		}
-		begin(running)
+		launch(running)
 		for _, c := range running {
 			if err := <-c.done; err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
@@ -235,7 +235,7 @@ func crashLife(t *testing.T, rng *rand.Rand, seed uint64, mem *vfs.Mem, j *Journ
 	} else {
 		mem.FailSync(1 + rng.IntN(3))
 	}
-	begin(running)
+	launch(running)
 	answered := map[int]bool{}
 	for _, c := range running {
 		err := <-c.done
@@ -252,7 +252,7 @@ func crashLife(t *testing.T, rng *rand.Rand, seed uint64, mem *vfs.Mem, j *Journ
 	return left
 }
 
-func begin(running []change) {
+func launch(running []change) {
 	for i := range running {
 		c := &running[i]
 		c.done = make(chan error, 1)
