@@ -138,7 +138,7 @@ func (c *cluster) open(name string) (*bookie, error) {
 	seeds := slices.Clone(c.seeds)
 	c.mu.Unlock()
 	cfg := Config{
-		LogStore: logStore(), segmentBytes: 1 << 20,
+		LogStore: logStore(), segmentBytes: 16 << 20,
 		Dir: c.dirOf(name), Cluster: c.name, Name: name, Advertised: l.Addr().String(), Bookies: seeds, ExpectedBookies: 3, Timing: c.timing,
 		Log: slog.New(slog.NewTextHandler(c.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("bookie", name),
 		Machine: func(g GroupID, _ Identity) (Machine, error) {

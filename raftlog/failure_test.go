@@ -298,7 +298,7 @@ func TestSnapshotOverAConflictingTail(t *testing.T) {
 func (c *cluster) openLog(name string, g GroupID) (raft.LogStore, func() error) {
 	c.t.Helper()
 	if logStore() == Journal {
-		j, err := journal.Open(filepath.Join(c.dirOf(name), journalDir), journal.Options{SegmentBytes: 1 << 20})
+		j, err := journal.Open(filepath.Join(c.dirOf(name), journalDir), journal.Options{SegmentBytes: 16 << 20})
 		if err != nil {
 			c.t.Fatal(err)
 		}
