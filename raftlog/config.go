@@ -75,6 +75,7 @@ type Config struct {
 // with either.
 type LogStore string
 
+// The kinds of log.
 const (
 	BoltDB  LogStore = "boltdb"  // a raft-boltdb file per group
 	Journal LogStore = "journal" // one segment log for all groups; see package journal

@@ -434,7 +434,7 @@ func benchmarkStore(b *testing.B, kind LogStore, groups, batch int) {
 		}
 	} else {
 		for g := range groups {
-			s, err := openBolt(filepath.Join(dir, fmt.Sprint(g)))
+			s, err := openBolt(filepath.Join(dir, strconv.Itoa(g)))
 			if err != nil {
 				b.Fatal(err)
 			}

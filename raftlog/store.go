@@ -35,9 +35,9 @@ func (b *journalBackend) Close() error { return b.file.Close() }
 // blocks readers for a moment.
 const logMapBytes = 64 << 20
 
-// boltDeleteChunk bounds how many entries one transaction deletes, so that a cut
+// deleteChunk bounds how many entries one transaction deletes, so that a cut
 // of the log never holds an append up for long. The journal cuts in one record.
-const boltDeleteChunk = 512
+const deleteChunk = 512
 
 // slowestDisk is what a disk writes at least, in bytes a second, that works.
 const slowestDisk = 4 << 20
@@ -86,7 +86,7 @@ type guardedStore struct {
 
 func newGuardedStore(b backend, hang time.Duration, m *groupMetrics, fatal func(error)) *guardedStore {
 	return &guardedStore{
-		b: b, chunk: boltDeleteChunk, cache: logCache{limit: logCacheBytes}, m: m, hang: hang, fatal: fatal,
+		b: b, chunk: deleteChunk, cache: logCache{limit: logCacheBytes}, m: m, hang: hang, fatal: fatal,
 		failed: make(chan struct{}), released: make(chan struct{}),
 	}
 }

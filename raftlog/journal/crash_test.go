@@ -23,9 +23,8 @@ var (
 // model is what one group's log must hold. Entries of an answered change must
 // be there after a crash; one change may be in doubt.
 type model struct {
-	first  uint64
-	logs   []raft.Log // logs[i].Index == first+i
-	commit uint64
+	first uint64
+	logs  []raft.Log // logs[i].Index == first+i
 }
 
 func (m *model) last() uint64 { return m.first + uint64(len(m.logs)) - 1 }
@@ -81,7 +80,7 @@ func (m *model) check(l *Log) error {
 	}
 	for _, index := range []uint64{want.first - 1, want.last + 1} {
 		if err := l.GetLog(index, new(raft.Log)); !errors.Is(err, raft.ErrLogNotFound) {
-			return fmt.Errorf("group %d entry %d beyond the log: %v", l.id, index, err)
+			return fmt.Errorf("group %d entry %d beyond the log: %w", l.id, index, err)
 		}
 	}
 	return nil
@@ -248,7 +247,7 @@ func crashLife(t *testing.T, rng *rand.Rand, seed uint64, mem *vfs.Mem, j *Journ
 	}
 	left := mem.Crash(rng)
 	_ = j.Close()
-	settle(t, rng, seed, left, running, answered, models)
+	settle(t, seed, left, running, answered, models)
 	return left
 }
 
@@ -262,7 +261,7 @@ func launch(running []change) {
 
 // settle finds out which unanswered changes happened: each wholly, not at all, or
 // for a store as a prefix (a batch may take several frames).
-func settle(t *testing.T, rng *rand.Rand, seed uint64, left *vfs.Mem, running []change, answered map[int]bool, models []model) {
+func settle(t *testing.T, seed uint64, left *vfs.Mem, running []change, answered map[int]bool, models []model) {
 	t.Helper()
 	look := left.Crash(nil) // a copy: what is synced is all there is
 	j, err := Open("j", Options{FS: look, SegmentBytes: 4 << 10, MaxSegments: 3})

@@ -556,17 +556,12 @@ func (j *Journal) roll() error {
 // begin makes segment number, in a spare file if there is one, and lets the
 // journal go on there. Its header is on the disk before it gets its name.
 func (j *Journal) begin(number uint32, prevEnd int64) error {
-	var f vfs.File
-	var err error
-	name, reused := "", false
+	name, reused, create := j.path(number, spareSuffix), false, j.fs.Create
 	if n := len(j.spares); n > 0 {
-		name, reused = j.spares[n-1], true
+		name, reused, create = j.spares[n-1], true, j.fs.OpenWrite
 		j.spares = j.spares[:n-1]
-		f, err = j.fs.OpenWrite(name)
-	} else {
-		name = j.path(number, spareSuffix)
-		f, err = j.fs.Create(name)
 	}
+	f, err := create(name)
 	if err != nil {
 		return fmt.Errorf("begin journal segment %d: %w", number, err)
 	}

@@ -54,8 +54,7 @@ func (j *Journal) relocateStep() error {
 		for i, index := range indexes {
 			r, err := s.read(l.id, index, at[i])
 			if err != nil {
-				var damage *DamageError
-				if !errors.As(err, &damage) {
+				if _, damaged := errors.AsType[*DamageError](err); !damaged {
 					return err
 				}
 				// It is not ours to judge: whoever needs the entry hears of it.
