@@ -436,3 +436,25 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// What a killed process left in the page cache is read by the next one, which
+// must not show it to anybody before it is on the disk.
+func TestRecoveredTailIsSynced(t *testing.T) {
+	mem := vfs.NewMem()
+	j, err := Open("j", Options{FS: mem, SegmentBytes: 8 << 10})
+	must(t, err)
+	must(t, j.Group(1).StoreLogs(logs(1, 1, 1)))
+	mem.FailSync(1)
+	if err := j.Group(1).StoreLogs(logs(2, 2, 1)); !errors.Is(err, ErrFailed) {
+		t.Fatalf("StoreLogs = %v, want ErrFailed", err)
+	}
+	_ = j.Close()
+	j = open(t, mem, 8<<10) // the process was killed, the power stayed
+	if got := j.Group(1).bounds(); got != (span{1, 2}) {
+		t.Fatalf("log holds %v, want 1 to 2", got)
+	}
+	j = open(t, mem.Crash(nil), 8<<10)
+	if got := j.Group(1).bounds(); got != (span{1, 2}) {
+		t.Errorf("log holds %v after the power went, want 1 to 2", got)
+	}
+}
