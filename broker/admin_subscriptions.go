@@ -26,9 +26,8 @@ func (b *Broker) ClearBacklog(ctx context.Context, name protocol.TopicName, subs
 	if err != nil {
 		return err
 	}
-	// On the loop, so that it does not overlap a seek or an acknowledgement.
 	result := make(chan error, 1)
-	s.onLoop(ctx, 64, func() { result <- s.reader.ClearBacklog(ctx) }, func(err error) { result <- err })
+	s.clearBacklog(ctx, func(err error) { result <- err })
 	if err := <-result; err != nil {
 		return fmt.Errorf("clear the backlog of %q of %s: %w", subscription, name, err)
 	}

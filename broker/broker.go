@@ -208,7 +208,6 @@ func (b *Broker) Close(ctx context.Context) error {
 	}
 	b.cancel(errShutdown)
 	b.running.Wait()
-	b.metrics.close()
 	return err
 }
 

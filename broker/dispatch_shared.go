@@ -119,6 +119,11 @@ func (d *shared) acked(c *consumer, positions []ledger.Position) {
 	d.replay.remove(positions...)
 }
 
+func (d *shared) cleared() {
+	d.replay.clear()
+	clear(d.deliveries)
+}
+
 func (d *shared) step() (WhyIdle, time.Time) {
 	permits, room, why := d.demand()
 	if permits == 0 {

@@ -119,6 +119,8 @@ func weight(topic, consumer string) uint64 {
 	return x ^ x>>33
 }
 
+func (d *single) cleared() { d.rest = nil }
+
 // redeliver goes back to the first entry that is not acknowledged. Only the
 // active consumer may ask; which messages it names does not matter.
 func (d *single) redeliver(c *consumer, _ []ledger.Position, _ bool) {

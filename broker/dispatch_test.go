@@ -55,6 +55,26 @@ func TestPermitsCountMessagesAndGoBelowZero(t *testing.T) {
 	}
 }
 
+// Entries that were read and had no permits must not come once they are cleared.
+func TestClearedEntriesAreNotDelivered(t *testing.T) {
+	for _, kind := range []subType{exclusive, sharedSub} {
+		t.Run(typeName(kind), func(t *testing.T) {
+			g := newRig(t, testConfig(t))
+			g.r.publish(5, 10)
+			c, sink := g.join("a", kind, 15)
+			g.expect(sink, texts(0, 2)...)
+			result := make(chan error, 1)
+			g.s.clearBacklog(t.Context(), func(err error) { result <- err })
+			if err := <-result; err != nil {
+				t.Fatal(err)
+			}
+			g.r.publish(1, 1)
+			g.flow(c, 100)
+			g.expect(sink, "5")
+		})
+	}
+}
+
 func TestExclusiveRefusesASecondConsumer(t *testing.T) {
 	g := newRig(t, testConfig(t))
 	c, _ := g.join("a", exclusive, 1)

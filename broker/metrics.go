@@ -15,9 +15,6 @@ type metrics struct {
 	publishRefused prometheus.Counter // SENDs answered with SEND_ERROR
 	publishFailed  prometheus.Counter // SENDs that storage failed
 	publishPaused  prometheus.Counter // times a connection waited for the broker's publish buffer
-
-	registerer prometheus.Registerer
-	topics     *topicCollector
 }
 
 func newMetrics(b *Broker, r prometheus.Registerer) *metrics {
@@ -38,19 +35,11 @@ func newMetrics(b *Broker, r prometheus.Registerer) *metrics {
 		publishRefused: counter("broker_publish_refused_total", "Publishes refused because of what they hold; nothing was stored."),
 		publishFailed:  counter("broker_publish_failed_total", "Publishes that ended without being known to be stored; their producers were sent to reconnect."),
 		publishPaused:  counter("broker_publish_paused_total", "Times that reading a connection paused because the broker's publish buffer was full."),
-		registerer:     r, topics: &topicCollector{b: b, labels: labels},
 	}
 	if r != nil {
-		r.MustRegister(m.topics)
+		r.MustRegister(&topicCollector{b: b, labels: labels}) // a closed broker has no topics, so it may stay
 	}
 	return m
-}
-
-// close takes the collector off the registry; it must not outlive the topics.
-func (m *metrics) close() {
-	if m.registerer != nil {
-		m.registerer.Unregister(m.topics)
-	}
 }
 
 // topicCollector reads the figures of topics when it is scraped, so that a topic

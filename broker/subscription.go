@@ -73,6 +73,9 @@ type dispatcher interface {
 	redeliver(c *consumer, positions []ledger.Position, everything bool)
 	// acked tells that c acknowledged positions one by one.
 	acked(c *consumer, positions []ledger.Position)
+	// cleared tells that everything there was is acknowledged: what was read or set
+	// aside for later must not be delivered any more.
+	cleared()
 	// step does one piece of work. If there was none to do it says why, and until
 	// when it should be left alone; zero means until poked.
 	step() (why WhyIdle, until time.Time)
@@ -451,6 +454,18 @@ func (s *subscription) seeked(err error, done func(error)) {
 	for _, w := range waiting {
 		w()
 	}
+}
+
+// clearBacklog acknowledges everything there is at this moment. What consumers
+// already have stays on their accounts until they acknowledge it.
+func (s *subscription) clearBacklog(ctx context.Context, done func(error)) {
+	s.onLoop(ctx, 64, func() {
+		err := s.reader.ClearBacklog(ctx)
+		if err == nil && s.dispatcher != nil {
+			s.dispatcher.cleared()
+		}
+		done(err)
+	}, done)
 }
 
 // disconnectAll takes every consumer off but keep, and sends its client away.
